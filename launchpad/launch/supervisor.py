@@ -28,6 +28,7 @@ from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
 from launchpad.nodes import base
 from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
+from rl_replicator.processes import signals
 
 logger = logging.getLogger("launchpad")
 
@@ -505,7 +506,7 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self.signal_number is not None:
-            if number == signal.SIGHUP:  # The kernel sends it, and then the shell.
+            if not signals.is_impatience(number):
                 return
             logger.warning("%s again: killing all nodes", name)
             self._on_kill()

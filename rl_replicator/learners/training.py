@@ -572,7 +572,9 @@ def _kind(value: Any) -> tuple[int, ...] | str:
 
 @contextlib.contextmanager
 def _signals(cancel: Any) -> Iterator[list[int]]:
-    """Calls `cancel` at the first signal that asks to end; a second one has its usual effect.
+    """Calls `cancel` at the first signal that asks to end.
+
+    A second one has its usual effect if it means impatience.
 
     Yields:
       A list that holds the signal's number as soon as one was received.
@@ -583,7 +585,8 @@ def _signals(cancel: Any) -> Iterator[list[int]]:
     def handle(number: int, frame: Any) -> None:
         del frame
         if signals.note(number, received):
-            usual = {other: before.pop(other) for other in set(before) - {signal.SIGHUP}}
+            urgent = [other for other in before if signals.is_impatience(other)]
+            usual = {other: before.pop(other) for other in urgent}
             signals.give_back(handle, usual)
             cancel()
 

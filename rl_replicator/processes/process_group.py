@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rl_replicator.processes import command_entry
+from rl_replicator.processes import command_entry, signals
 from rl_replicator.processes import guard as guards
 
 _ENTRY = Path(command_entry.__file__)
@@ -71,7 +71,7 @@ class ProcessGroup:
 
         Args:
           command: the command and its arguments.
-          environment: all environment variables.
+          environment: all environment variables but `signals.SUPERVISED`, which is added.
           output: file for both standard output and standard error.
           guard: see the constructor.
 
@@ -81,7 +81,7 @@ class ProcessGroup:
         keep_statuses()
         process = subprocess.Popen(
             [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *command],
-            env=environment,
+            env={**environment, signals.SUPERVISED: "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

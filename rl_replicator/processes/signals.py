@@ -22,16 +22,30 @@ Handler = Callable[[int, FrameType | None], Any]
 # What asks a process to end: Ctrl-C, `kill`, and the end of its terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# In the environment of a process whose parent asks it to end, and kills it if it does not in time.
+SUPERVISED = "RL_REPLICATOR_SUPERVISED"
+
 # Signals that are handled here, with what handles them in forked processes; the newest last.
 _taken: list[tuple[int, Handler, Any]] = []
 # What forked processes do first.
 _in_forks: list[Callable[[], None]] = []
 
 
-def note(number: int, received: list[int]) -> bool:
-    """Adds a signal to those received, unless it only repeats that the terminal has ended.
+def is_impatience(number: int) -> bool:
+    """Returns whether a signal, after another one, asks to end at once.
 
-    The kernel sends SIGHUP, and then the shell does. That must not count as impatience.
+    SIGHUP does not: the kernel sends it, and then the shell does. Nor does any signal to a process
+    that is supervised: what signals all processes of a job reaches it twice, directly and through
+    its parent, which kills it if somebody is impatient.
+
+    Args:
+      number: the second signal.
+    """
+    return number != signal.SIGHUP and SUPERVISED not in os.environ
+
+
+def note(number: int, received: list[int]) -> bool:
+    """Adds a signal to those received, unless it only repeats the first: see `is_impatience`.
 
     Args:
       number: the signal.
@@ -40,7 +54,7 @@ def note(number: int, received: list[int]) -> bool:
     Returns:
       Whether it was added.
     """
-    if received and number == signal.SIGHUP:
+    if received and not is_impatience(number):
         return False
     received.append(number)
     return True

@@ -18,6 +18,7 @@ from launchpad.launch import failures as lp_failures
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
+from rl_replicator.processes import signals
 from tests.waiting import wait_until
 
 
@@ -224,6 +225,18 @@ def test_a_terminal_that_is_closed_stops_a_program_and_kills_nothing():
         program.end(name)
     assert program.supervisor.done.wait(60)
     assert program.supervisor.signal_number == signal.SIGHUP
+    assert not program.supervisor.was_killed
+
+
+def test_a_signal_to_a_job_and_its_supervisor_kills_no_node(monkeypatch):
+    monkeypatch.setenv(signals.SUPERVISED, "1")
+    program = _Program(notice=300)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        program.supervisor.post_signal(number)
+    program.wait_for("stop store")
+    for name in ("user", "other", "store"):
+        program.end(name)
+    assert program.supervisor.done.wait(60)
     assert not program.supervisor.was_killed
 
 

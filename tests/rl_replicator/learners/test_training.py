@@ -147,6 +147,15 @@ def test_the_end_of_the_terminal_saves(tmp_path, monkeypatch):
     assert Checkpointer(tmp_path / "checkpoints").latest().step == training.step < 40
 
 
+def test_a_signal_to_all_processes_of_a_job_saves(tmp_path, monkeypatch):
+    """It reaches a worker directly, and then through the supervisor."""
+    monkeypatch.setenv(signals.SUPERVISED, "1")
+    _, training = make(Regression, tmp_path)
+    interrupt(training, monkeypatch, 1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT)
+    assert training.run() == signal.SIGTERM
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == training.step < 40
+
+
 def test_resumed_on_another_number_of_replicas(tmp_path, monkeypatch, uninterrupted):
     _, training = make(Regression, tmp_path)
     interrupt(training, monkeypatch, 1)

@@ -24,6 +24,11 @@ def test_a_pipe_whose_reader_has_ended_ends_its_writer(tmp_path):
 
 
 @pytest.mark.processes
+def test_a_process_knows_that_it_is_supervised(tmp_path):
+    assert start(tmp_path, 'test "$RL_REPLICATOR_SUPERVISED"').wait() == 0
+
+
+@pytest.mark.processes
 @pytest.mark.usefixtures("sigint_ignored")
 def test_sigint_ends_what_a_process_that_ignores_it_starts(tmp_path):
     assert start(tmp_path, "kill -INT $$; exit 3").wait() == -signal.SIGINT

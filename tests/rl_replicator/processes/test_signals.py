@@ -84,6 +84,14 @@ def test_the_end_of_a_terminal_is_no_impatience():
     assert received == [signal.SIGHUP, signal.SIGINT]
 
 
+def test_a_signal_that_reaches_a_process_and_its_supervisor_is_no_impatience(monkeypatch):
+    monkeypatch.setenv(signals.SUPERVISED, "1")
+    received = []
+    assert signals.note(signal.SIGTERM, received)
+    assert not any(signals.note(number, received) for number in signals.ENDING)
+    assert received == [signal.SIGTERM]
+
+
 def run(code):
     """Runs code that forks in a process without threads, and returns what it prints."""
     prelude = """
