@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
+# The replicas of several processes, which a supervisor restarts.
+_JOBS = ("multi_worker", "multi_worker_async")
 # They may grow when the run is resumed.
 _FREE = tuple(f"config.{name}" for name in LENGTHS)
 # For a `Training` that takes no step.
@@ -132,9 +134,10 @@ class LearnerCommand:
           UsageError: after bad input; no existing run was touched.
         """
         trackers.check(options.track)
+        _check_can_restart(options)
         with allowing_open_ports(options.open_ports):
             replicator = _make_replicator(options.replicas, options.deterministic)
-            with self._directory(replicator, options) as run:
+            with self._directory(options) as run:
                 return self._train_in(run, replicator, options, listener)
 
     def _train_in(
@@ -267,14 +270,7 @@ class LearnerCommand:
         )
         return learner
 
-    def _directory(
-        self, replicator: "Replicator", options: Any
-    ) -> contextlib.AbstractContextManager[RunDirectory]:
-        if replicator.num_processes > 1 and options.run_dir is None:
-            raise ConfigError(
-                f"expected --run-dir in a job of {replicator.num_processes} processes, got none; "
-                "name a directory that all of them share"
-            )
+    def _directory(self, options: Any) -> contextlib.AbstractContextManager[RunDirectory]:
         base = folder_name(self.name.removesuffix(":make_learner"))
         return choose(
             _RUNS / base,
@@ -355,6 +351,18 @@ def _check_fields(config_type: type) -> None:
 
 def _described(specs: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`: {one.dtype.name} {one.shape}" for name, one in specs.items())
+
+
+def _check_can_restart(options: RunOptions) -> None:
+    """Refuses a job that would begin a new run whenever its supervisor restarts it.
+
+    Asynchronous workers never get to see the run, and end with the same error as their chief.
+    """
+    if options.run_dir is None and options.replicas.partition(":")[0] in _JOBS:
+        raise ConfigError(
+            f"expected --run-dir with --replicas {options.replicas}, got none; name a directory "
+            "that all processes of the job share, where it continues after a restart"
+        )
 
 
 def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":

@@ -143,6 +143,16 @@ def test_every_worker_of_a_job_gets_the_run_from_python(folder):
 
 
 @pytest.mark.parametrize(
+    "replicas", ["multi_worker", "multi_worker_async", "multi_worker_async:max_staleness=4"]
+)
+def test_a_job_that_could_not_continue_after_a_restart_is_refused(tmp_path, monkeypatch, replicas):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"expected --run-dir with --replicas {replicas}, got"):
+        train(f"{__name__}:make_regression", replicas=replicas)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("owner", "method"),
     [
         (metrics._Table, "write"),
