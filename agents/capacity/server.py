@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Self
 
 from agents.agent import Agent
+from rl_replicator.processes import ports
 
 # Offset of `tcpi_bytes_acked` and `tcpi_bytes_received`, two uint64, in Linux' `struct tcp_info`.
 _BYTES_OFFSET = 120
@@ -67,6 +68,7 @@ class ReplayProcess:
         """
         try:
             self.address = f"localhost:{self._receive()}"
+            ports.bypass_proxy(["localhost"])
         except BaseException:
             self._end()
             raise

@@ -19,6 +19,8 @@ from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.platform.checkpointers_lib import DefaultCheckpointer
 
+from rl_replicator.processes import ports
+
 _TABLES, _ITEMS = "tables.tfrecord", "items.tfrecord"
 _COMPRESSION = "ZLIB"
 # Of a TFRecord: length with checksum, checksum.
@@ -149,6 +151,7 @@ def served(
         ),
     )
     try:
+        ports.bypass_proxy(["localhost"])
         yield reverb.Client(f"localhost:{server.port}")
     finally:
         server.stop()

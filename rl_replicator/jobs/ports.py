@@ -43,6 +43,15 @@ def _check_is_free(address: str) -> None:
             ) from None
 
 
+def bypass_proxy(addresses: Iterable[str]) -> None:
+    """Lets TensorFlow connect to the processes of a job directly, even if `http_proxy` is set.
+
+    Args:
+      addresses: the addresses of all processes of the job.
+    """
+    ports.bypass_proxy(_host(address) for address in addresses)
+
+
 def check_reachable(address: str) -> None:
     """Checks that a process listens at an address.
 
@@ -52,8 +61,8 @@ def check_reachable(address: str) -> None:
     Raises:
       OSError: if nothing listens there.
     """
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    port = int(address.rpartition(":")[2])
+    socket.create_connection((_host(address), port), timeout=1.0).close()
 
 
 def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "lo") -> bool:
@@ -77,8 +86,12 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
     return ports.confine_to_loopback(port, "TensorFlow", "your files", device)
 
 
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    host = _host(address)
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

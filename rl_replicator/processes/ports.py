@@ -7,13 +7,15 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
 # Set to 1 by `--open-ports`, for this process and those that it starts while it trains.
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
+# gRPC reads it in this case only, and `no_proxy` where it is not set.
+_NO_PROXY = "no_grpc_proxy"
 # Keepalives probe a connection on which nothing is sent.
 _PROBE_SECONDS = 5
 # Both ends give up a silent machine after this time: by then a supervisor starts its node
@@ -69,6 +71,21 @@ def reserve(host: str, port: int = 0) -> socket.socket:
         holder.close()
         raise
     return holder
+
+
+def bypass_proxy(hosts: Iterable[str]) -> None:
+    """Lets gRPC connect to hosts directly in this process, even if `http_proxy` is set.
+
+    The servers of TensorFlow and Reverb would ask the proxy, which reaches neither the loopback
+    interface of this machine nor, as a rule, the hosts of a cluster. They have no other setting.
+
+    Args:
+      hosts: the names or addresses of machines.
+    """
+    text = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
+    direct = [host for host in text.split(",") if host]
+    direct += [host for host in dict.fromkeys(hosts) if host not in direct]
+    os.environ[_NO_PROXY] = ",".join(direct)
 
 
 def give_up_silence(connection: socket.socket) -> None:

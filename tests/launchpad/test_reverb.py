@@ -38,7 +38,12 @@ def _write_until_the_end(client, recorder) -> None:
 # Ray has a program with a table in test_upstream_programs.py, and its processes end in this order
 # too; importing Reverb costs each of them eight CPU seconds.
 @pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
-def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
+def test_a_table_serves_until_its_writers_have_left(engine, tmp_path, monkeypatch):
+    # A proxy, which nobody answers for, is not for the nodes of a program.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "")  # Restores it after the test.
+        monkeypatch.delenv(name)
     program, recorder = programs.recorder_program(tmp_path / "entries")
     replay = program.add_node(lp.ReverbNode(_tables), label="replay")
     program.add_node(lp.PyNode(_write_until_the_end, replay, recorder), label="writer")

@@ -43,6 +43,7 @@ class ReverbHandle(base.Handle["reverb.Client"]):
         address = self._address.resolve()
         host, _, port = address.rpartition(":")
         runtime = self._address.runtime()
+        ports.bypass_proxy([host, tunnel.LOOPBACK])
         if runtime is None or host == tunnel.LOOPBACK:
             return reverb.Client(address)
         if host == runtime.info.host:

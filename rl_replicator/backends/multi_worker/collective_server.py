@@ -31,6 +31,7 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
     Raises:
       ConfigError: if TensorFlow's devices are in use already, or the server cannot start.
     """
+    ports.bypass_proxy(cluster.all_addresses)
     members = {kind: list(cluster.addresses[kind]) for kind, _ in tasks}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(members),

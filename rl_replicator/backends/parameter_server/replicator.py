@@ -218,6 +218,7 @@ def _check_cluster(cluster: cluster_lib.Cluster) -> None:
 
 
 def _connect(cluster: cluster_lib.Cluster) -> tf.distribute.Strategy:
+    ports.bypass_proxy(cluster.all_addresses)
     members = {kind: list(cluster.addresses[kind]) for kind in ("chief", "worker", "ps")}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(members), task_type="chief", task_id=0, rpc_layer="grpc"

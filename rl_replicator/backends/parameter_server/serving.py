@@ -40,6 +40,7 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
     ports.check_may_listen(cluster.own_address, cluster.all_addresses)
     if importlib.util.find_spec("reverb") is not None:
         importlib.import_module("reverb")  # Registers the ops of datasets that sample from a table.
+    ports.bypass_proxy(cluster.all_addresses)
     server = tf.distribute.Server(
         tf.train.ClusterSpec(dict(cluster.addresses)),
         job_name=cluster.task_type,

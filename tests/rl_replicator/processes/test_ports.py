@@ -46,3 +46,22 @@ def test_a_server_may_take_a_reserved_port():
             server.bind(address)
             server.listen()
             socket.create_connection(address, timeout=10).close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "10.0.0.2,::1"),
+        ({"no_proxy": "localhost,.lan,::1"}, "localhost,.lan,::1,10.0.0.2"),
+        ({"no_proxy": "localhost", "no_grpc_proxy": "other"}, "other,10.0.0.2,::1"),
+    ],
+)
+def test_connections_that_bypass_a_proxy(monkeypatch, variables, expected):
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "")  # Restores it after the test.
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        ports.bypass_proxy(["10.0.0.2", "10.0.0.2", "::1"])
+        assert os.environ[ports._NO_PROXY] == expected
