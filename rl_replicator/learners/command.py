@@ -180,7 +180,7 @@ class LearnerCommand:
                 plain_score = None if score is None else score.plain()
                 run.describe(self.name, identity, settings, plain_score)
                 events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
-                return _train(training, run)
+                return _train(training, run, _how_to_continue(run, options))
             except UsageError:
                 from rl_replicator.runs.metrics import read_metrics
 
@@ -353,12 +353,16 @@ def _described(specs: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`: {one.dtype.name} {one.shape}" for name, one in specs.items())
 
 
+def _is_job(options: RunOptions) -> bool:
+    return options.replicas.partition(":")[0] in _JOBS
+
+
 def _check_can_restart(options: RunOptions) -> None:
     """Refuses a job that would begin a new run whenever its supervisor restarts it.
 
     Asynchronous workers never get to see the run, and end with the same error as their chief.
     """
-    if options.run_dir is None and options.replicas.partition(":")[0] in _JOBS:
+    if options.run_dir is None and _is_job(options):
         raise ConfigError(
             f"expected --run-dir with --replicas {options.replicas}, got none; name a directory "
             "that all processes of the job share, where it continues after a restart"
@@ -414,6 +418,12 @@ def _how_to_grow(config: Any) -> str:
     return f" (--{names[0]})" if names else ""
 
 
+def _how_to_continue(run: RunDirectory, options: RunOptions) -> str:
+    if _is_job(options):  # Nobody here knows what has started the processes of the job.
+        return "the job continues when it is started again by the same command"
+    return f"continue with: rl-replicator train --run-dir {shlex.quote(str(run.path))}"
+
+
 def _empty(folder: Path) -> None:
     """Removes what is in a folder, which may be the user's."""
     for path in folder.iterdir():
@@ -423,7 +433,7 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _train(training: "Training", run: RunDirectory) -> int:
+def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int:
     """Trains as the chief; records and prints how the run has ended."""
     try:
         signal_number = training.run()
@@ -431,11 +441,7 @@ def _train(training: "Training", run: RunDirectory) -> int:
             _print(training, _figures_at(run, training.step))
             trackers.add_files(run)
         else:
-            print(
-                f"stopped and saved at step {training.step:,}; continue with: "
-                f"rl-replicator train --run-dir {shlex.quote(str(run.path))}",
-                flush=True,
-            )
+            print(f"stopped and saved at step {training.step:,}; {how_to_continue}", flush=True)
     except BaseException as error:
         events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
         if isinstance(error, Exception):

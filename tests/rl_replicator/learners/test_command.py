@@ -142,6 +142,22 @@ def test_every_worker_of_a_job_gets_the_run_from_python(folder):
     ]
 
 
+class Interrupted(tiny_learners.Regression):
+    def images(self, step):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().images(step)
+
+
+def test_a_job_is_continued_by_its_own_command(tmp_path, monkeypatch, capsys):
+    make = command._make_replicator
+    monkeypatch.setattr(command, "_make_replicator", lambda _, deterministic: make("1", False))
+    mine = command.LearnerCommand("mine", tiny_learners.Config, Interrupted)
+    options = mine.options_type()(replicas="multi_worker", run_dir=tmp_path)
+    assert mine.train(options) == 128 + signal.SIGTERM
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "stopped and saved" in x)
+    assert line.endswith("; the job continues when it is started again by the same command")
+
+
 @pytest.mark.parametrize(
     "replicas", ["multi_worker", "multi_worker_async", "multi_worker_async:max_staleness=4"]
 )
