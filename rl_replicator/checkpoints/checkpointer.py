@@ -216,7 +216,9 @@ class Checkpointer:
             if not _is_disk_error(error):
                 raise
             remedy = "; check the disk and its permissions"
-            if _is_disk_full(error):
+            if _is_over_limit(error):
+                remedy = "; raise the limit on the size of a file (ulimit -f)"
+            elif _is_disk_full(error):
                 free = _free(self._directory)
                 remedy = f" (at least {needed} bytes needed, {free} free); free some space"
             raise errors.CheckpointDiskError(
@@ -436,11 +438,23 @@ def _free(folder: pathlib.Path) -> int:
 
 def _is_disk_error(error: BaseException) -> bool:
     # TensorFlow's file errors are no OSErrors. Compared by name, so as not to import TensorFlow.
-    return isinstance(error, OSError) or (
-        type(error).__module__.startswith("tensorflow")
-        and type(error).__name__
-        in (_FULL, "DataLossError", "PermissionDeniedError", "UnknownError")
+    return (
+        isinstance(error, OSError)
+        or _is_over_limit(error)
+        or (
+            type(error).__module__.startswith("tensorflow")
+            and type(error).__name__
+            in (_FULL, "DataLossError", "PermissionDeniedError", "UnknownError")
+        )
     )
+
+
+def _is_over_limit(error: BaseException) -> bool:
+    """Returns whether a file would have become larger than the user's limit, or a file system's."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EFBIG
+    # TensorFlow's name for it is also that of the end of a dataset.
+    return type(error).__name__ == "OutOfRangeError" and os.strerror(errno.EFBIG) in str(error)
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -417,6 +418,23 @@ def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path
 
     saved.save(30, {"blob": Remover()})
     assert names(tmp_path) == ["000002_step_20", "000003_step_30"]
+
+
+def test_a_limit_on_the_size_of_a_file(saved, tmp_path):
+    """TensorFlow writes the variables, and Python the rest."""
+    variables = parts.TrackablePart(v=tf.Variable(tf.zeros([500_000])))
+    before, limits = names(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        for part in (variables, Blob(bytes(2_000_000))):
+            with pytest.raises(
+                rr.DiskError, match=r"File too large.*; raise .*\(ulimit -f\)"
+            ) as error:
+                saved.save(30, {"part": part})
+            one_line(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == before
 
 
 def test_a_really_full_disk(tmp_path):
