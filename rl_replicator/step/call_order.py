@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
+from rl_replicator import errors
+
 # One call that runs and one that is ready to: more would only make the outputs older.
 _CAPACITY = 2
 # Long enough for a step to find its cancellation, or to compute to its end.
@@ -82,7 +84,16 @@ class CallOrder:
 
         Returns:
           A future of what `function` returns or raises.
+
+        Raises:
+          ConfigError: if this thread has the turn, as the function of another such call has: a
+            wait for the future would never end.
         """
+        if self._owner == threading.get_ident():
+            raise errors.ConfigError(
+                "expected direct calls of steps in a function of begin, got another begin, which "
+                "would wait for that function to end; call the step itself"
+            )
         background = self._thread()
         background.free.acquire()
         with self._changed:  # The thread must find its calls in the order of their tickets.

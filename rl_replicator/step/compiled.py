@@ -154,6 +154,9 @@ class ReplicatedStep:
 
         Returns:
           A future of the call's return value or exception.
+
+        Raises:
+          ConfigError: if it is called in a function that `Replicator.begin` runs.
         """
         return self._host.call_order.begin(self._call, self.cancel)
 

@@ -176,6 +176,17 @@ def test_a_call_that_fails_or_is_dropped_ends_its_turn():
     assert int(step()) == 1
 
 
+def test_a_function_in_the_background_calls_steps_directly():
+    replicator = rr.make("single_device")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(lambda x: x, inputs)
+    assert int(replicator.begin(step, step.cancel).result(60)) == 1
+    # To wait for a call that begins after this function ends would be to wait for ever.
+    with pytest.raises(rr.ConfigError, match="call the step itself"):
+        replicator.begin(lambda: step.begin().result(60), step.cancel).result(90)
+    assert int(step.begin().result(60)) == 1
+
+
 EXITING = """
 import itertools, threading
 import rl_replicator as rr
