@@ -438,7 +438,9 @@ def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int
     try:
         signal_number = training.run()
         if signal_number is None:
-            _print(training, _figures_at(run, training.step))
+            figures = _figures_at(run, "evaluation", training.step)
+            # A learner without an evaluation ends with the means of its last steps.
+            _print(training, figures or _figures_at(run, "train", training.step))
             trackers.add_files(run)
         else:
             print(f"stopped and saved at step {training.step:,}; {how_to_continue}", flush=True)
@@ -454,11 +456,11 @@ def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int
     return 128 + signal_number
 
 
-def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
-    """Returns the figures of the evaluation after a step; empty if there was none."""
+def _figures_at(run: RunDirectory, table_name: str, step: int) -> dict[str, float]:
+    """Returns the figures that a table has of a step; empty if it has none."""
     from rl_replicator.runs.metrics import read_metrics
 
-    table = read_metrics(run.path, "evaluation")
+    table = read_metrics(run.path, table_name)
     where = np.flatnonzero(next(iter(table.values()), np.zeros(0)) == step)
     if not len(where):
         return {}
@@ -468,6 +470,9 @@ def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
 def _print(training: "Training", figures: dict[str, float]) -> None:
     from rl_replicator.runs.progress_line import clock
 
-    words = [f"{name} {value:.4f}" for name, value in figures.items()]
+    words = [
+        f"{name} {value:.4{'g' if 0 < abs(value) < 1e-3 else 'f'}}"
+        for name, value in figures.items()
+    ]
     words.append(f"after {training.step:,} steps, {clock(training.seconds)}")
     print(", ".join(words), flush=True)

@@ -428,6 +428,19 @@ def test_a_run_says_which_checkpoint_it_keeps_as_the_best(tmp_path, capsys, best
     assert f"best/ keeps the checkpoint {line}\n" in capsys.readouterr().out
 
 
+class Unevaluated(tiny_learners.Regression):
+    def evaluation(self):
+        return None
+
+
+def test_a_run_without_evaluation_ends_with_its_last_metrics(tmp_path, capsys):
+    mine = command.LearnerCommand("mine", tiny_learners.Config, Unevaluated)
+    mine.train(mine.options_type()(config=tiny_learners.Config(steps=4), run_dir=tmp_path))
+    loss = read_metrics(tmp_path, "train")["loss"][-1]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"loss {loss:.4f}, first ") and "after 4 steps" in last
+
+
 @dataclasses.dataclass(frozen=True)
 class WithFolder(tiny_learners.Config):
     folder: str = ""
