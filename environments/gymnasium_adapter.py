@@ -65,7 +65,7 @@ def adapt(
         render = (
             "expected an environment made with render_mode='rgb_array', got "
             f"{environment.render_mode!r}; take render_mode in the constructor, and make the "
-            "environment with it"
+            "environment with it (gym:ID makes it without if it cannot be made with it)"
         )
     with of_user_code(f"the specs of {name}", "be returned"):
         bridge = GymnasiumEnvironment(environment, seed)

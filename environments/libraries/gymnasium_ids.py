@@ -16,7 +16,7 @@ def make(name: str) -> Any:
       name: the id, `Pendulum-v1`, or `module:id`, which imports the module first.
 
     Returns:
-      A `gymnasium.Env`; it renders if it can render to arrays.
+      A `gymnasium.Env`; it renders if it can be made to render to arrays.
 
     Raises:
       EnvironmentNameError: if there is no such id, or it needs a package that is not installed.
@@ -60,7 +60,9 @@ def _construct(spec: Any) -> Any:
     options: dict[str, Any] = {"disable_env_checker": True}
     try:
         return gymnasium.make(spec, render_mode="rgb_array", **options)
-    except TypeError:  # Its constructor takes no render mode.
+    except Exception:
+        # Its constructor takes no render mode or not this one, or opens a renderer that is missing.
+        # If the mode was not the reason, this raises the same again.
         return gymnasium.make(spec, **options)
 
 

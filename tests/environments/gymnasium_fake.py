@@ -63,6 +63,15 @@ class Puzzled(gymnasium.Env):
         raise TypeError("no sense")
 
 
+class Windowed(Seven):
+    """Can be shown to people only."""
+
+    def __init__(self, render_mode: str | None = None):
+        if render_mode not in (None, "human"):
+            raise ValueError(f"no mode {render_mode}")
+        super().__init__(terminates=False, render_mode=render_mode)
+
+
 class Undrawn(Seven):
     """Needs a package for rendering that is not installed."""
 

@@ -58,6 +58,14 @@ def test_any_id_of_gymnasium():
         del gymnasium.registry["tests/Seven-v0"]
 
 
+def test_an_id_that_cannot_be_made_to_render_is_a_note(capsys, monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("Windowed-v0", entry_point=gymnasium_fake.Windowed)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    assert check_env.run(["gym:Windowed-v0"]) == 0
+    expected = "note  rendering: none, so no films: expected .*render_mode='rgb_array', got None"
+    assert re.search(expected, capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("identifier", ["Own-v0", "own/Own-v0"])
 def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identifier):
     (tmp_path / "registering.py").write_text(
