@@ -28,7 +28,8 @@ def check_new(dataset_id: str) -> None:
     """Checks that a dataset can be made under an ID.
 
     Raises:
-      UsageError: if it is no ID of Minari, or there is such a dataset.
+      UsageError: if it is no ID of Minari, there is such a dataset, or Minari's folder cannot be
+        made.
     """
     minari_library.imported()
     from minari.dataset.minari_dataset import parse_dataset_id
@@ -36,12 +37,16 @@ def check_new(dataset_id: str) -> None:
 
     try:
         parse_dataset_id(dataset_id)
-    except ValueError:
+    except (ValueError, TypeError):  # A TypeError if the version is missing.
         raise UsageError(
             f"--dataset: expected an ID such as cartpole/expert-v0, got {dataset_id!r}"
         ) from None
-    path = get_dataset_path(dataset_id)
-    if path.exists():
+    try:
+        path = get_dataset_path(dataset_id)  # Makes the folder of all datasets.
+        is_there = path.exists()
+    except OSError as error:
+        raise cannot_write(f"cannot write the dataset {dataset_id}: {error}", error) from error
+    if is_there:
         raise UsageError(
             f"--dataset: expected a new dataset, got {dataset_id}, which is in {path}; choose "
             "another ID"

@@ -227,6 +227,15 @@ def test_what_is_there_stays(run_dir, tmp_path):
     assert minari.load_dataset("a-v0").total_steps == 20
 
 
+def test_a_dataset_that_cannot_be_made(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="expected an ID such as .*-v0, got 'walker/noisy'"):
+        writing.check_new("walker/noisy")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file" / "minari"))
+    with pytest.raises(UsageError, match="cannot write the dataset a-v0: .*Not a directory"):
+        writing.check_new("a-v0")
+
+
 def test_bad_input(run_dir, tmp_path):
     assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
     for words, message in (
