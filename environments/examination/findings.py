@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import dm_env
 import numpy as np
 from dm_env import specs
 
@@ -101,7 +102,7 @@ def examine(
         yield _raised(f"at step {play.step}", error)
         return
     yield from play.findings()
-    yield from _seeding(make, max_steps)
+    yield from _seeding(make, environment, max_steps)
     try:
         yield from _repetition(environment, max_steps)
     except Exception as error:
@@ -313,9 +314,13 @@ def _reward_bounds(spec: Any) -> EnvironmentFinding:
     )
 
 
-def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[EnvironmentFinding]:
+def _seeding(
+    make: Callable[[int], Any], beside: Any, max_steps: int
+) -> Iterator[EnvironmentFinding]:
     try:
-        one, again, other = (_played_once(make(seed), max_steps) for seed in (1, 1, 2))
+        one, other = (_played_once(make(seed), max_steps) for seed in (1, 2))
+        # As in a run, which plays several in one process: they must share no generator.
+        again = _played_once(make(1), max_steps, beside)
     except EnvironmentConstructionError as error:
         yield _construction(error.reason())
         return
@@ -328,7 +333,8 @@ def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[Environment
             WRONG,
             "seeding",
             "two environments with the same seed differ",
-            "draw everything from a generator that is made from the seed",
+            "draw everything from a generator of its own that is made from the seed, not from the "
+            "global ones of np.random and random",
         )
     elif one == other:
         yield EnvironmentFinding(
@@ -357,25 +363,38 @@ def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding
     yield EnvironmentFinding(NOTE, "random state", text, remedy)
 
 
-def _played_once(environment: Any, max_steps: int) -> list[tuple]:
-    found = _played(environment, max_steps)
+def _played_once(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
+    found = _played(environment, max_steps, *beside)
     with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
         environment.close()
     return found
 
 
-def _played(environment: Any, max_steps: int) -> list[tuple]:
-    """Returns what an environment returns for always the same actions, with bytes for arrays."""
+def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
+    """Returns what an environment returns for always the same actions, with bytes for arrays.
+
+    Args:
+      environment: the environment.
+      max_steps: at most so many steps are taken.
+      beside: environments that are played in turn with it.
+    """
+    in_turn = zip(*map(_timesteps, [*beside, environment]), strict=True)
+    return [
+        timestep._replace(observation=timestep.observation.tobytes())
+        for *_, timestep in itertools.islice(in_turn, min(max_steps, 50) + 1)
+    ]
+
+
+def _timesteps(environment: Any) -> Iterator[dm_env.TimeStep]:
+    """Plays without end, always with the same actions."""
     random = np.random.RandomState(3)
     shape = environment.action_spec().shape
     timestep = environment.reset()
-    found = []
-    for _ in range(min(max_steps, 50) + 1):
-        found.append(timestep._replace(observation=timestep.observation.tobytes()))
+    while True:
+        yield timestep
         action = random.uniform(-1, 1, shape).astype(np.float32)
         # As agents do: not every environment starts anew when it is stepped on.
         timestep = environment.reset() if timestep.last() else environment.step(action)
-    return found
 
 
 def _rendering(environment: Any) -> EnvironmentFinding:

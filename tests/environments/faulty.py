@@ -128,6 +128,14 @@ def unseeded(seed):
     return _Changed(np.random.randint(2**31))
 
 
+def global_generator(seed):
+    """Every environment that is made seeds those that are there anew."""
+    np.random.seed(seed)
+    environment = good(seed)
+    environment._random = np.random
+    return environment
+
+
 def fading(seed):
     """Not wrong: each reward is smaller than the one before, over all episodes."""
     steps = itertools.count(1)

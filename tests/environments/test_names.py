@@ -225,6 +225,7 @@ def test_wrappers_that_are_none(path, message):
         ("bad_close", 1, "WRONG close: RuntimeError: was never open; raise nothing in close"),
         ("strict", 0, "ok    seeding: the seed decides"),
         ("unseeded", 1, "WRONG seeding: two environments with the same seed differ"),
+        ("global_generator", 1, "WRONG seeding: two environments with the same seed differ; draw"),
         (
             "fading",
             0,
