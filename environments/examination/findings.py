@@ -25,6 +25,8 @@ OK, NOTE, WRONG = "ok", "note", "WRONG"
 
 # An observation beyond this makes training slow without observation normalisation.
 _LARGE = 100.0
+# What runs take seeds from. Half of them do not fit into the integers of C.
+_SEEDS, _LAST_SEED = "from 0 to 2**32 - 1", 2**32 - 1
 # An observation this much beyond its bound, relatively, is within: it has been rounded to float32.
 _ROUNDING = 1e-4
 
@@ -124,7 +126,7 @@ def _ranges(actions: specs.BoundedArray) -> str:
 
 
 def _construction(text: str) -> EnvironmentFinding:
-    remedy = "correct the function, which must return an environment for every seed"
+    remedy = f"correct the function, which must return an environment for every seed {_SEEDS}"
     return EnvironmentFinding(WRONG, "construction", text, remedy)
 
 
@@ -318,7 +320,7 @@ def _seeding(
     make: Callable[[int], Any], beside: Any, max_steps: int
 ) -> Iterator[EnvironmentFinding]:
     try:
-        one, other = (_played_once(make(seed), max_steps) for seed in (1, 2))
+        one, other = (_played_once(make(seed), max_steps) for seed in (1, _LAST_SEED))
         # As in a run, which plays several in one process: they must share no generator.
         again = _played_once(make(1), max_steps, beside)
     except EnvironmentConstructionError as error:
@@ -326,7 +328,7 @@ def _seeding(
         return
     except Exception as error:
         text = f"{type(error).__name__} with another seed: {error}"
-        yield EnvironmentFinding(WRONG, "seeding", text, "take every seed as seed 0")
+        yield EnvironmentFinding(WRONG, "seeding", text, f"take every seed {_SEEDS}")
         return
     if one != again:
         yield EnvironmentFinding(

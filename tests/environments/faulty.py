@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import itertools
+import struct
 import time
 
 import dm_env
@@ -188,6 +189,12 @@ def boom_later(seed):
     """Fails for every seed but 0."""
     if seed:
         raise RuntimeError(f"no seed {seed}")
+    return good(seed)
+
+
+def c_int(seed):
+    """Gives its seed to a simulator that is written in C."""
+    struct.pack("i", seed)
     return good(seed)
 
 

@@ -242,6 +242,7 @@ def test_wrappers_that_are_none(path, message):
         ("boom", 1, "WRONG construction: RuntimeError: my factory fails; correct the function"),
         ("boom_later", 1, "ok    end: "),
         ("boom_later", 1, "WRONG construction: RuntimeError: no seed 1; correct the function"),
+        ("c_int", 1, r"WRONG construction: error: .*; .* for every seed from 0 to 2\*\*32 - 1"),
     ],
 )
 def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line):
