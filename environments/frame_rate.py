@@ -44,6 +44,8 @@ def line(
 ) -> str:
     """Describes renderer, render mode and frame rate, for the start of a run. Takes seconds.
 
+    It does not end a run whose environment takes minutes to be made: the run watches for that.
+
     Args:
       name: name of the environment.
       config: configuration of the frames.
@@ -56,7 +58,10 @@ def line(
     Raises:
       RenderingUnavailableError: if no OpenGL works on this machine, or rendering fails.
     """
-    (rate,) = measure(name, [config], wrap, time_limit)
+    try:
+        (rate,) = measure(name, [config], wrap, time_limit)
+    except TimeoutError:
+        return f"rendering: no frames within {_TIMEOUT:.0f} s, so their rate is unknown"
     if rate.render_mode == "own":
         drawn_by = "by the environment itself"
     else:
@@ -87,6 +92,7 @@ def measure(
 
     Raises:
       RenderingUnavailableError: if rendering fails. The message holds the error's last line.
+      TimeoutError: if the frames take more than two minutes, with what is made and imported before.
     """
     arguments = {
         "name": name,
@@ -102,7 +108,7 @@ def measure(
             command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        raise RenderingUnavailableError(
+        raise TimeoutError(
             f"expected a few frames of {name} within {_TIMEOUT:.0f} s, got none"
         ) from None
     if done.returncode != 0:

@@ -544,6 +544,13 @@ def test_the_line_of_a_run():
     assert drawn.startswith("rendering: by the environment itself, 64x64: ")
 
 
+def test_a_rate_that_takes_too_long_to_measure_is_unknown(monkeypatch):
+    """`--env-timeout` allows more time to make an environment."""
+    monkeypatch.setattr(frame_rate, "_TIMEOUT", 0.01)
+    text = frame_rate.line("environments.fakes:target", Pixels())
+    assert text == "rendering: no frames within 0 s, so their rate is unknown"
+
+
 def test_an_environment_that_prints_has_a_frame_rate():
     (rate,) = frame_rate.measure(f"{FAULTY}:talkative", [Pixels()])
     assert rate.render_mode == "own" and rate.frames_per_second > 1
