@@ -10,8 +10,9 @@ from rl_replicator.errors import UsageError
 
 # Key of what this project adds to the metadata of a dataset.
 METADATA = "rl_replicator"
-# Key of the discounts among the infos of an episode.
-DISCOUNT = "discount"
+# Key of the discounts among the infos of an episode. It names us: others may call anything a
+# discount, such as gamma, and of the datasets that Minari combines only the episodes stay.
+DISCOUNT = "rl_replicator_discount"
 
 
 def imported() -> Any:

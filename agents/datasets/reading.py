@@ -154,8 +154,7 @@ class EpisodeDataset:
         discounts = np.ones(steps, np.float32)
         discounts[-1] = not data.terminations[-1]
         recorded = (data.infos or {}).get(minari_library.DISCOUNT)
-        # Others may call anything a discount, such as gamma.
-        if recorded is not None and minari_library.METADATA in self._data.storage.metadata:
+        if recorded is not None:
             discounts = np.asarray(recorded, np.float32)[1:]
             if len(discounts) != steps or not ((discounts >= 0) & (discounts <= 1)).all():
                 raise wrong("a discount from 0 to 1 for each action", "others")

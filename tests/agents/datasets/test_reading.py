@@ -12,6 +12,7 @@ from gymnasium.envs.registration import WrapperSpec
 from minari.data_collector import EpisodeBuffer
 
 from agents.datasets import reading
+from agents.datasets.minari_library import DISCOUNT
 from agents.task import Task
 from rl_replicator.errors import UsageError
 
@@ -91,7 +92,7 @@ def test_rewards_may_be_beyond_their_bounds_by_what_a_run_allows():
         ({"rewards": np.zeros(3)}, {}, "got 2 actions, 3 rewards and 3 observations"),
         ({"truncations": np.array([True, False])}, {}, "an end at the last step only in episode 0"),
         (
-            {"infos": {"discount": np.array([1.0, 2.0, 1.0])}},
+            {"infos": {DISCOUNT: np.array([1.0, 2.0, 1.0])}},
             {},
             "expected a discount from 0 to 1 for each action in episode 0",
         ),
@@ -189,6 +190,14 @@ def test_the_discounts_of_others_may_be_anything():
     make({"infos": {"discount": np.full(3, 0.99)}}, has_identity=False)
     (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
     assert episode.discounts.tolist() == [1.0, 0.0]
+
+
+def test_combined_datasets_keep_the_discounts_that_were_recorded():
+    """Minari keeps no metadata of those that it combines."""
+    make({"infos": {DISCOUNT: np.array([1.0, 0.5, 0.0])}})
+    minari.combine_datasets([minari.load_dataset("a-v0")] * 2, "b-v0")
+    for episode in reading.open_dataset("b-v0", Task(RANGED)).episodes([0, 1]):
+        assert episode.discounts.tolist() == [0.5, 0.0]
 
 
 def test_what_is_no_dataset(tmp_path):
