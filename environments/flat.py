@@ -104,6 +104,7 @@ class Environment(dm_env.Environment):
     """
 
     is_redrawn = False
+    _is_closed = False
 
     def __init__(
         self,
@@ -312,7 +313,10 @@ class Environment(dm_env.Environment):
         return render
 
     def close(self) -> None:
-        self._environment.close()
+        """Closes the wrapped environment. Later calls do nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._environment.close()
 
 
 def _check_action_spec(spec: Any) -> None:

@@ -79,6 +79,13 @@ class WrappedEnvironment(flat.Environment):
         same = self._observes_the_same
         return self._inner.observation_bounds if same else super().observation_bounds
 
+    def close(self) -> None:
+        """Closes the wrapper, and the environment if the wrapper does not: many have no `close`."""
+        try:
+            super().close()
+        finally:
+            self._inner.close()
+
     @property
     def _observes_the_same(self) -> bool:
         return self._environment.observation_spec() == self._inner.observation_spec()

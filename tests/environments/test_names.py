@@ -178,6 +178,18 @@ def test_wrappers_change_what_they_change_and_nothing_else():
     assert wrapped.observation_fields == plain.observation_fields
 
 
+@pytest.mark.parametrize(("wrap", "limit"), [(["halved"], None), (["halved"] * 2, 5), ([], 5)])
+def test_what_is_wrapped_is_closed_once(wrap, limit):
+    """By a wrapper that has no `close`, too."""
+    wrappers = [f"{FAULTY}:{wrapper}" for wrapper in wrap]
+    environment = environments.make("environments.fakes:target", 0, None, wrappers, limit)
+    closed = []
+    environment.wrapped.close = lambda: closed.append(True)
+    environment.close()
+    environment.close()
+    assert closed == [True]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
