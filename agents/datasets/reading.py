@@ -270,5 +270,13 @@ def _readable(name: str) -> Iterator[None]:
             f"expected --prefill to be a Minari dataset or its folder, found none of the name "
             f"{name}; 'minari list local' lists those in Minari's folder"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (
+        ImportError,  # Of a package that the dataset's format needs.
+        NotImplementedError,  # A space that Minari does not know.
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AssertionError,
+    ) as error:
         raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import json
+import sys
 
 import gymnasium
 import minari
@@ -204,6 +206,15 @@ def test_what_is_no_dataset(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
     with pytest.raises(UsageError, match="expected a Minari dataset in"):
         reading.open_dataset(str(tmp_path), Task(RANGED))
+
+
+def test_a_format_for_which_a_package_is_missing(tmp_path, monkeypatch):
+    make({})
+    path = tmp_path / "a-v0" / "data" / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data_format": "arrow"}))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match="expected a Minari dataset in a-v0, got .*pyarrow"):
+        reading.open_dataset("a-v0", Task(RANGED))
 
 
 def test_a_number_of_the_action_that_is_always_the_same():
