@@ -70,13 +70,16 @@ class WrappedEnvironment(flat.Environment):
     @property
     def observation_fields(self) -> dict[str, slice]:
         """Where each named array of the innermost environment lies, unless it was changed."""
-        same = self._observes_the_same
+        same = self._environment.observation_spec() == self._inner.observation_spec()
         return self._inner.observation_fields if same else super().observation_fields
 
     @property
     def observation_bounds(self) -> np.ndarray:
-        """See `flat.Environment`; those of the innermost environment, unless they were changed."""
-        same = self._observes_the_same
+        """See `flat.Environment`; those of the innermost environment within a time limit alone.
+
+        Wrappers get a spec without bounds, so an equal one says nothing of the numbers.
+        """
+        same = isinstance(self._environment, TimeLimit)
         return self._inner.observation_bounds if same else super().observation_bounds
 
     def close(self) -> None:
@@ -85,10 +88,6 @@ class WrappedEnvironment(flat.Environment):
             super().close()
         finally:
             self._inner.close()
-
-    @property
-    def _observes_the_same(self) -> bool:
-        return self._environment.observation_spec() == self._inner.observation_spec()
 
 
 class _RandomnessOf:

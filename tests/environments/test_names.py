@@ -268,6 +268,12 @@ def test_check_env_compares_the_bounds_within_a_time_limit(capsys):
     assert "note  observation bounds: beyond them: 1 of 2 numbers" in capsys.readouterr().out
 
 
+def test_check_env_knows_no_bounds_of_what_a_wrapper_may_have_changed(capsys):
+    words = [f"{FAULTY}:narrow", "--max-steps", "300", "--wrap", f"{FAULTY}:noisy"]
+    assert check_env.run(words) == 0
+    assert "observation bounds" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "wrap", "cause", "message"),
     [
