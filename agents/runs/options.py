@@ -189,7 +189,7 @@ class AgentOptions:
     @property
     def score(self) -> Score:
         """The figure that measures how good the run is."""
-        return Score("evaluator", "episode_return", every=self.evaluation.every)
+        return Score("evaluator", "episode_return", every=self.evaluation.every, end=self.steps)
 
     def plain(self) -> dict[str, Any]:
         """Returns all options as plain data, for the config of the run."""

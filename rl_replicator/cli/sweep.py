@@ -160,7 +160,6 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
             chosen.reduction,
             chosen.interval,
         ),
-        total_steps=total if isinstance(total := _setting(settings, "steps"), int) else None,
         trials=chosen.trials,
         seeds=seeds,
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),

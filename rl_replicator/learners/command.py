@@ -396,7 +396,8 @@ def _score(learner: "Learner") -> Score | None:
     if evaluation is None:
         return None
     best = evaluation.best
-    return Score("evaluation", best.removeprefix("-"), not best.startswith("-"))
+    figure, is_highest_best = best.removeprefix("-"), not best.startswith("-")
+    return Score("evaluation", figure, is_highest_best, end=int(learner.num_steps))
 
 
 def _what_is_best(score: Score) -> str:

@@ -22,12 +22,14 @@ class Score:
       is_highest_best: whether a higher figure is better.
       every: steps after which an evaluation is due, if it may come some steps late; None if equal
         runs are evaluated at equal steps.
+      end: steps of the whole run, as evaluations count them; None if unknown.
     """
 
     group: str
     figure: str
     is_highest_best: bool = True
     every: int | None = None
+    end: int | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Score | None:

@@ -67,7 +67,6 @@ class SweepPlan:
       defaults: value of each searched option without the search, as written.
       search: how to search.
       trials: number of trials.
-      total_steps: steps of a run, as evaluations count them; None if unknown.
       seeds: the seeds of the runs of a trial; one None if there is no option for the seed.
       parallel: number of trials at a time.
       retry_failed: whether trials that have failed are tried again.
@@ -82,7 +81,6 @@ class SweepPlan:
     defaults: Mapping[str, str]
     search: SearchPlan
     trials: int
-    total_steps: int | None
     seeds: tuple[int | None, ...]
     parallel: int
     retry_failed: bool
@@ -133,11 +131,11 @@ def run(plan: SweepPlan) -> int:
         continuable(f"the sweep in {plan.run_dir}"),
     ):
         directory.describe(SWEEP, plan.identity, {"arguments": plan.arguments.words()})
-        study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
+        study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
         study.prefer(plan.defaults)
         scheduler: TrialScheduler = study
         if plan.search.interval is not None:
-            scheduler = Population(study, plan.search.interval, plan.total_steps)
+            scheduler = Population(study, plan.search.interval)
             trials = scheduler.trials(plan.trials)
         else:
             trials = study.trials()

@@ -34,23 +34,16 @@ class Population:
 
     when_cut = TrialState.PAUSED
 
-    def __init__(
-        self,
-        study: Study,
-        interval: int,
-        total_steps: int | None,
-    ):
+    def __init__(self, study: Study, interval: int):
         """Reads what earlier processes have decided.
 
         Args:
           study: keeps the trials and the decisions.
           interval: steps from one comparison to the next.
-          total_steps: steps of a whole run; None if unknown.
         """
         self._study = study
         self._spaces = {one.option: one.space for one in study.parameters}
         self._interval = interval
-        self._total_steps = math.inf if total_steps is None else total_steps
         self._rounds: list[dict[str, Any]] = study.rounds()
         self._tables_at_start: dict[int, list[Any]] = {}
 
@@ -96,7 +89,8 @@ class Population:
           values: ignored; its evaluations are read with their steps.
         """
         del values
-        if self._boundary >= self._total_steps:
+        self._study.note_total_steps(trial)
+        if trial.total_steps is not None and self._boundary >= trial.total_steps:
             return False
         # A run that was killed has rows beyond its checkpoint, which it removes with its first row.
         before = self._tables_at_start[trial.number]
@@ -163,7 +157,7 @@ class Population:
         """Whether a trial has taken all steps; it may have done so before it noticed its pause."""
         if trial.state is not TrialState.PAUSED:
             return trial.state is TrialState.DONE
-        return trial.evaluated().steps[-1] >= self._total_steps
+        return trial.has_all_steps()
 
     def _choose(
         self, paused: Sequence[SweepTrial], reached: Mapping[int, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import threading
 import warnings
@@ -19,6 +18,7 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 _STUDY = "sweep"
 _IS_STOPPED = "is_stopped"
 _HAS_FAILED = "has_failed"
+_TOTAL_STEPS = "total_steps"
 _ROUND = "round-"
 # The share of best trials whose values are compared with those of all trials.
 _BEST_SHARE = 0.25
@@ -97,13 +97,7 @@ class Study:
 
     when_cut = TrialState.STOPPED
 
-    def __init__(
-        self,
-        path: Path,
-        plan: SearchPlan,
-        seeds: tuple[int | None, ...],
-        total_steps: int | None = None,
-    ):
+    def __init__(self, path: Path, plan: SearchPlan, seeds: tuple[int | None, ...]):
         """Opens the file, or creates it.
 
         Args:
@@ -111,13 +105,11 @@ class Study:
             uses it.
           plan: how to search.
           seeds: the seeds of the runs of a trial.
-          total_steps: steps of a whole run; None if unknown.
 
         Raises:
           UsageError: if Optuna is not installed.
         """
         self._optuna = _optuna()
-        self._total_steps = total_steps
         self._plan, self._seeds, self._folder = plan, seeds, path.parent
         journal = self._optuna.storages.journal
         _cut_incomplete_line(path)
@@ -208,7 +200,8 @@ class Study:
             for parameter in self._plan.parameters
         }
         path = self._folder / f"trial-{one.number:03}"
-        return SweepTrial(one.number, values, path, self._seeds, total_steps=self._total_steps)
+        total_steps = one.user_attrs.get(_TOTAL_STEPS)
+        return SweepTrial(one.number, values, path, self._seeds, total_steps=total_steps)
 
     def prefer(self, values: Mapping[str, str]) -> None:
         """Makes the first trial one with these values, unless there is a trial already.
@@ -243,6 +236,7 @@ class Study:
           trial: the trial.
           values: the values of all its evaluations so far; higher is better.
         """
+        self.note_total_steps(trial)
         live = self._live.get(trial.number)
         if live is None:  # It was begun by an earlier process.
             live = self._optuna.trial.Trial(self._study, self._study.trials[trial.number]._trial_id)
@@ -250,8 +244,7 @@ class Study:
         if _IS_STOPPED in live.user_attrs:
             return True  # Decided by an earlier process, which could not act on it any more.
         # Nothing is saved by stopping a run before its last evaluation alone.
-        end = math.inf if trial.total_steps is None else trial.total_steps
-        has_all_steps = bool((trial.evaluated().steps >= end).any())
+        has_all_steps = trial.has_all_steps()
         known = self._study.trials[trial.number].intermediate_values
         for index, value in enumerate(values, start=1):
             if index not in known:
@@ -267,6 +260,18 @@ class Study:
     def advance(self, trials: Sequence[SweepTrial]) -> list[SweepTrial]:
         """Returns no trials: none of this search has paused."""
         return []
+
+    def note_total_steps(self, trial: SweepTrial) -> None:
+        """Keeps the length of a trial's runs, once the first one has begun.
+
+        Its config has it only until somebody trains the run for longer.
+
+        Args:
+          trial: the trial, whose `total_steps` is set.
+        """
+        if trial.total_steps is None and (score := trial.score()) and score.end is not None:
+            self.note(trial, _TOTAL_STEPS, score.end)
+            trial.total_steps = score.end
 
     def note(self, trial: SweepTrial, name: str, value: Any) -> None:
         """Keeps plain data with a trial.

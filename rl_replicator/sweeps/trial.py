@@ -63,8 +63,9 @@ class SweepTrial:
       state: what became of it.
       reason: why it failed, one line; "" if it did not, or if that was in an earlier process.
       lineage: stages of the training that has led to its weights, in a population; empty otherwise.
-      total_steps: steps of a whole run, as evaluations count them; None if unknown. What a run was
-        trained for beyond them, by a command of its own, does not count.
+      total_steps: steps of a whole run, as evaluations count them; None if unknown, as before the
+        first one has begun. What a run was trained for beyond them, by a command of its own, does
+        not count.
     """
 
     number: int
@@ -127,6 +128,11 @@ class SweepTrial:
         """Whether each of its runs has been evaluated, after however many steps."""
         score = self.score()
         return score is not None and all(len(steps) > 0 for steps, _ in self._tables(score))
+
+    def has_all_steps(self) -> bool:
+        """Whether each of its runs has been evaluated after all of its steps."""
+        end = self.total_steps
+        return end is not None and bool((self.evaluated().steps >= end).any())
 
     def _tables(self, score: Score) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the steps and the figures of each run, as far as they count."""

@@ -64,7 +64,9 @@ class Climber:
         identity = {"options": {name: plain[name] for name in ("rate", "seed")}}
         run = RunDirectory(options.run_dir)
         with run.opened(NAME, identity):
-            run.describe(NAME, identity, plain, Score("evaluation", "height").plain())
+            run.describe(
+                NAME, identity, plain, Score("evaluation", "height", end=options.steps).plain()
+            )
             checkpointer = Checkpointer(run.checkpoints, keep=100)
             state = {"step": 0, "height": float(options.seed)}
             if checkpointer.latest() is not None:

@@ -359,6 +359,7 @@ def test_a_network(tmp_path, start):
     assert (status, errors) == (0, "")
     rows = results(tmp_path / "s")
     assert rows[0]["learning-rate"] == "0.003" and rows[0]["state"] == "done"
+    assert RunDirectory(tmp_path / "s" / "trial-000" / "seed-1").config()["score"]["end"] == 600
     accuracy = read_metrics(tmp_path / "s" / "trial-000" / "seed-1", "evaluation")["accuracy"]
     assert float(rows[0]["score"]) == pytest.approx(accuracy[-1])
     assert "accuracy" in output

@@ -125,6 +125,7 @@ def test_an_agent_goes_on_from_a_copy(tmp_path):
     assert any(np.any(trained[name] != weights[name]) for name in weights)
     steps = read_metrics(loser, "evaluator")["environment_steps"]
     assert {300, 500} <= set(steps.tolist())
+    assert RunDirectory(loser).config()["score"]["end"] == 500
     assert RunDirectory(loser).config()["options"]["agent"]["critic_learning_rate"] == 0.0012
     # What is common to both is not changed by the one that goes on.
     assert newest(winner)[2].keys() == weights.keys()

@@ -27,19 +27,19 @@ PLAN = SearchPlan(
 )
 
 
-def open_population(tmp_path, count=8, total_steps=1000):
+def open_population(tmp_path, count=8):
     study = Study(tmp_path / "trials.journal", PLAN, (1, 2))
-    population = Population(study, PLAN.interval, total_steps)
+    population = Population(study, PLAN.interval)
     return population, population.trials(count)
 
 
-def train(trial, step, figure, is_highest_best=True):
+def train(trial, step, figure, is_highest_best=True, end=1000):
     """Does what the runs of a trial do until an evaluation; the weights are its number."""
     for seed in trial.seeds:
         run = RunDirectory(trial.run_dir(seed))
         settings = {"x": float(trial.values["x"])}
         settings["group"] = {"y_z": float(trial.values["group.y-z"])}
-        score = Score("evaluation", "figure", is_highest_best)
+        score = Score("evaluation", "figure", is_highest_best, end=end)
         with run.opened("net", {"config": {**settings, "seed": seed}}):
             run.describe("net", {"config": {**settings, "seed": seed}}, settings, score.plain())
         writer = MetricWriter(run.path, "steps")
@@ -163,7 +163,7 @@ def test_nothing_is_copied_once_a_trial_is_complete(tmp_path):
 
 def test_when_a_trial_pauses(tmp_path):
     """At its first evaluation at or after the comparison, which this process has written."""
-    population, (trial, other) = open_population(tmp_path, count=2, total_steps=200)
+    population, (trial, other) = open_population(tmp_path, count=2)
     population.begin(trial)
     assert not population.report(trial, [])
     train(trial, 99, 1.0)
@@ -178,10 +178,27 @@ def test_when_a_trial_pauses(tmp_path):
     population.finish(trial, None)
     pause(population, other, 100, 0.0)
     population.advance([trial, other])
-    # The next comparison would be at the end, where runs end by themselves.
+
+
+def test_no_trial_pauses_at_the_end(tmp_path):
+    """There, runs end by themselves."""
+    population, (trial, other) = open_population(tmp_path, count=2)
+    for one in (trial, other):
+        pause(population, one, 100, one.number, end=200)
+    population.advance([trial, other])
     population.begin(trial)
-    train(trial, 200, 1.0)
+    train(trial, 200, 1.0, end=200)
     assert not population.report(trial, [])
+
+
+def test_nothing_is_copied_once_a_paused_trial_has_all_steps(tmp_path):
+    """It took them before it noticed its pause."""
+    population, trials = open_population(tmp_path, count=2)
+    for trial in trials:
+        pause(population, trial, 100, trial.number, end=150)
+    train(trials[1], 150, 1, end=150)
+    population.advance(trials)
+    assert {len(trial.lineage) for trial in trials} == {1}
 
 
 def test_trials_without_a_checkpoint_are_not_copied(tmp_path):

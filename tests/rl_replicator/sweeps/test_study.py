@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 from rl_replicator.sweeps import search
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import Evaluated, SweepTrial, TrialState
@@ -42,12 +44,14 @@ def test_asha_continues_one_of_three_at_the_rungs(tmp_path):
 
 def test_a_trial_that_has_taken_all_steps_is_not_stopped(tmp_path, monkeypatch):
     """Its runs only evaluate once more, with more episodes."""
-    study = Study(tmp_path / "trials.journal", ASHA, (1,), total_steps=300)
+    study = open_study(tmp_path, ASHA)
     steps = [np.array([100])]
     monkeypatch.setattr(
         SweepTrial, "evaluated", lambda trial: Evaluated(steps[0], np.zeros([1, len(steps[0])]))
     )
-    best, whole, partial = study.ask(), study.ask(), study.ask()
+    best, whole, partial = trials = study.ask(), study.ask(), study.ask()
+    for trial in trials:
+        trial.total_steps = 300
     assert not study.report(best, [5.0])
     steps[0] = np.array([300])
     assert not study.report(whole, [1.0])
@@ -55,9 +59,19 @@ def test_a_trial_that_has_taken_all_steps_is_not_stopped(tmp_path, monkeypatch):
     assert study.report(partial, [1.0])
 
 
-def test_trials_know_their_steps(tmp_path):
-    study = Study(tmp_path / "trials.journal", FIFO, (1,), total_steps=300)
-    assert (study.ask().total_steps, study.trials()[0].total_steps) == (300, 300)
+def test_the_steps_of_a_trial_are_those_its_runs_began_with(tmp_path):
+    """Whatever option sets them, and whatever somebody trains a run for later."""
+    study = open_study(tmp_path, FIFO)
+    trial, other = study.ask(), study.ask()
+    assert not study.report(trial, []) and trial.total_steps is None
+    for end in (300, 900):
+        run = RunDirectory(trial.run_dir(1))
+        with run.opened("net", {}):
+            run.describe("net", {}, {}, Score("evaluation", "figure", end=end).plain())
+        assert not study.report(trial, []) and trial.total_steps == 300
+        study = open_study(tmp_path, FIFO)
+        trial, other = study.trials()
+        assert (trial.total_steps, other.total_steps) == (300, None)
 
 
 def test_grace_and_fifo(tmp_path):
