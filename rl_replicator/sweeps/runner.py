@@ -74,7 +74,7 @@ class _Live:
     Attributes:
       trial: the trial.
       slot: the processors of its processes.
-      processes: one for each seed.
+      processes: one for each seed whose run has steps left.
       verdict: how it will end, once that is known.
       deadline: when its processes are killed; None while they need not end.
     """
@@ -207,6 +207,8 @@ class SweepRunner:
         live = _Live(trial, slot, [])
         self._live.append(live)  # Before the first process: the next one may fail to start.
         for seed in trial.seeds:
+            if trial.is_beyond(seed):
+                continue  # Its evaluations up to the last step of the sweep count.
             log = self._logs / f"{trial.name}-{trial.run_dir(seed).name}.log"
             live.processes.append(RunProcess(self._command(trial, seed), log, slot, _VARIABLES))
         self._on_change(trial)

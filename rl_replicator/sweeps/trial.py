@@ -134,6 +134,15 @@ class SweepTrial:
         end = self.total_steps
         return end is not None and bool((self.evaluated().steps >= end).any())
 
+    def is_beyond(self, seed: int | None) -> bool:
+        """Whether somebody has trained a run for longer, so that it refuses the sweep's steps."""
+        run = RunDirectory(self.run_dir(seed))
+        score = Score.of(run.config()) if run.exists else None
+        if score is None or score.end is None or self.total_steps is None:
+            return False
+        steps, _ = score.read(run.path)
+        return score.end > self.total_steps and bool((steps >= self.total_steps).any())
+
     def _tables(self, score: Score) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the steps and the figures of each run, as far as they count."""
         tables = [score.read(self.run_dir(seed)) for seed in self.seeds]

@@ -126,6 +126,34 @@ def test_a_trial_waits_while_somebody_else_trains_its_run(tmp_path, caplog):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ends", "started"), [((900, 400), [2]), ((900, 900), []), ((400, 400), [1, 2])]
+)
+def test_a_run_that_was_trained_for_longer_by_hand_is_not_started(tmp_path, ends, started):
+    """It would refuse the steps of the sweep. The others may still have to save."""
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1, 2), total_steps=400)
+    starts = []
+    for seed, end in zip(trial.seeds, ends, strict=True):
+        path = trial.run_dir(seed)
+        path.mkdir(parents=True)
+        RunDirectory(path).describe("x", {}, {}, Score("evaluation", "figure", end=end).plain())
+        writer = MetricWriter(path, "steps")
+        for step in range(200, end + 1, 200):
+            writer.write("evaluation", step, {"figure": step + seed})
+
+    def command(trial, seed):
+        starts.append(seed)
+        return ["sh", "-c", f"exit {2 if ends[seed - 1] > 400 else 0}"]
+
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+    scheduler.report = lambda trial, values: False
+    runner = SweepRunner(scheduler, command, tmp_path, 1, lambda _: None, lambda: None)
+    assert runner.run([trial], count=1) is None
+    assert trial.state is TrialState.DONE
+    assert (starts, scheduler.scores) == (started, [401.5])
+
+
+@pytest.mark.processes
 @pytest.mark.usefixtures("sigint_ignored")
 def test_an_ignored_ctrl_c_does_not_end_a_sweep(tmp_path):
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
