@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rl_replicator.errors import DISK_STATUS, DiskError
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import DISK_STATUS, CheckpointError, DiskError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
 from rl_replicator.processes import signals
 from rl_replicator.runs.run_directory import RunDirectory
@@ -129,8 +131,8 @@ class SweepRunner:
         # Numbers of those that wait until somebody else no longer trains in their directories.
         self._taken: set[int] = set()
         self._live: list[_Live] = []
-        # Number of a trial -> its evaluations when it was killed last.
-        self._killed: dict[int, int] = {}
+        # Number of a trial that was killed -> how far it had come before, see `_progress`.
+        self._killed: dict[int, tuple[int, ...]] = {}
         self._signals: list[int] = []
         self._failures_at_first = 0
 
@@ -259,6 +261,7 @@ class SweepRunner:
             if not self._signals:
                 self._waiting.append(one.trial)
             return  # If the sweep stops, the next one continues the trial.
+        self._killed.pop(one.trial.number, None)
         is_done = one.verdict is TrialState.DONE
         self._scheduler.finish(one.trial, _values(one.trial)[-1] if is_done else None)
         self._on_change(one.trial)
@@ -276,8 +279,8 @@ class SweepRunner:
     def _after_failure(self, trial: SweepTrial, failed: Sequence[RunProcess]) -> TrialState:
         """Returns the state of a trial some of whose processes have failed.
 
-        A trial that was killed continues, unless it has gained no evaluation since it was killed
-        before: then its settings need more memory than there is, for example.
+        A trial that was killed continues, unless it has come no further since it was killed before:
+        then its settings need more memory than there is, for example.
 
         Raises:
           DiskError: if the disk is full, which says nothing about the trial.
@@ -289,9 +292,11 @@ class SweepRunner:
                 f"expected space on the disk, but trial {trial.number} {first.reason()}; the same "
                 "command continues the sweep"
             )
-        evaluations = trial.evaluated().count
-        if first.poll() in _KILLED and evaluations > self._killed.get(trial.number, -1):
-            self._killed[trial.number] = evaluations
+        progress = _progress(trial)
+        before = self._killed.get(trial.number, (-1,) * len(progress))
+        furthest = tuple(map(max, progress, before))
+        if first.poll() in _KILLED and furthest != before:
+            self._killed[trial.number] = furthest
             _LOG.warning("trial %d %s; it continues", trial.number, first.reason())
             return TrialState.RUNNING
         trial.reason = first.reason()
@@ -302,6 +307,20 @@ class SweepRunner:
             self._failures_at_first = -1
         elif self._failures_at_first >= 0:
             self._failures_at_first += 1
+
+
+def _progress(trial: SweepTrial) -> tuple[int, ...]:
+    """Returns how far a trial has come: its evaluations, and the saved steps of each run.
+
+    Evaluations alone do not tell: a run that was killed removes those beyond its checkpoint.
+    """
+    saved = []
+    for seed in trial.seeds:
+        info = None
+        with contextlib.suppress(CheckpointError):  # A damaged one; the run finds an older one.
+            info = Checkpointer(RunDirectory(trial.run_dir(seed)).checkpoints).latest()
+        saved.append(0 if info is None else info.step)
+    return trial.evaluated().count, *saved
 
 
 def _values(trial: SweepTrial) -> list[float]:

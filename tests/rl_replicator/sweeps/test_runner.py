@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import DiskError
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
@@ -239,3 +240,30 @@ def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, prog
     assert len(starts) == max(progress, 1) + 1
     assert trial.state is TrialState.FAILED and how in trial.reason
     assert caplog.text.count(f"trial 0 {how}: no output") == len(starts) - 1
+
+
+@pytest.mark.processes
+def test_a_killed_trial_continues_if_it_has_saved(tmp_path):
+    """After a kill, a run removes the evaluations beyond its checkpoint, and has fewer."""
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
+    run = RunDirectory(trial.run_dir(1))
+    # Of each process: where it begins, the steps that it evaluates, and the one that it saves.
+    processes = iter([(0, (100, 200, 300), 150), (150, (200,), 250), (250, (300,), None)])
+
+    def command(trial, seed):
+        begin, evaluated, saved = next(processes)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.describe("x", {}, {}, Score("evaluation", "figure").plain())
+        writer = MetricWriter(run.path, "steps", resume_step=begin)
+        for step in evaluated:
+            writer.write("evaluation", step, {"figure": 1.0})
+        writer.close()
+        if saved is not None:
+            Checkpointer(run.checkpoints).save(saved, {})
+        return ["sh", "-c", "kill -9 $$"]
+
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+    scheduler.report = lambda trial, values: False
+    runner = SweepRunner(scheduler, command, tmp_path, 1, lambda _: None, lambda: None)
+    assert runner.run([], count=1) is None
+    assert next(processes, None) is None and trial.state is TrialState.FAILED
