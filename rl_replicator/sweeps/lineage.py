@@ -81,16 +81,16 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
 
     Raises:
       OSError: if a file cannot be copied, for example because the disk is full.
-      UsageError: if another process trains in `target`.
+      UsageError: if another process trains in `target`, or there is no run; nothing was copied.
     """
     with RunDirectory(target).locked():
+        config = RunDirectory(target).config()
         for name in _COPIED:
             shutil.rmtree(target / name, ignore_errors=True)
             if (source / name).is_dir():
                 # Files of checkpoints are never changed in place, so links save space and time.
                 make = link_or_copy if name in ("checkpoints", "best") else shutil.copy2
                 _copy(source / name, target / name, make)
-        config = RunDirectory(target).config()
         for option, value in stages[-1].values.items():
             _set(config, option.replace("-", "_").split("."), float(value))
         identity = {

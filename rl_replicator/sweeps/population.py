@@ -11,6 +11,7 @@ SIGINT and goes on with `train --run-dir`. It also needs pandas and pyarrow (doc
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,8 +26,11 @@ from rl_replicator.sweeps.perturbation import perturbed
 from rl_replicator.sweeps.study import Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
+_LOG = logging.getLogger(__name__)
+
 _SHARE = 0.25
 _REACHED = "reached"
+_TO_CONTINUE = (TrialState.RUNNING, TrialState.PAUSED)
 
 
 class Population:
@@ -55,6 +59,9 @@ class Population:
     def trials(self, count: int) -> list[SweepTrial]:
         """Returns all trials, and completes the copies that a killed process has left undone.
 
+        A trial whose run somebody has deleted since its first comparison has failed, unless it had
+        ended: nothing has the weights from which it would go on.
+
         Args:
           count: number of trials to begin with, if there are none yet.
         """
@@ -69,9 +76,22 @@ class Population:
                 trial.state = TrialState.PAUSED
         for decided in self._rounds:
             self._take_over(trials, decided)
+        for trial in trials:
+            self._fail_if_deleted(trial)
         if self._rounds:
             self._copy(trials, self._rounds[-1])
         return trials
+
+    def _fail_if_deleted(self, trial: SweepTrial) -> None:
+        has_paused = self._study.note_of(trial, _REACHED) is not None
+        if trial.state not in _TO_CONTINUE or not has_paused:
+            return
+        for path in map(trial.run_dir, trial.seeds):
+            if not RunDirectory(path).exists:
+                trial.state, trial.reason = TrialState.FAILED, f"found no run in {path} any more"
+                self._study.finish(trial, None)
+                _LOG.warning("trial %d has failed: it %s", trial.number, trial.reason)
+                return
 
     def ask(self) -> SweepTrial:
         """Raises: the population has all of its trials from the start."""
@@ -200,10 +220,12 @@ class Population:
             trial.values = stage.values
 
     def _copy(self, trials: Sequence[SweepTrial], decided: Mapping[str, Any]) -> None:
-        """Copies the runs, unless that has been done."""
+        """Copies the runs of trials that have not ended, unless that has been done."""
         by_number = {trial.number: trial for trial in trials}
         for number, copy in decided["copies"].items():
             trial, source = by_number[int(number)], by_number[copy["source"]]
+            if trial.state not in _TO_CONTINUE:
+                continue  # It has trained since then, and its run may have been deleted.
             for seed in trial.seeds:
                 if not lineage.is_written(trial.run_dir(seed), trial.lineage):
                     lineage.copy_run(source.run_dir(seed), trial.run_dir(seed), trial.lineage)

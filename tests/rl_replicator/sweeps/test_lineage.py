@@ -53,10 +53,12 @@ def newest(run_dir):
     return info, progress, {name: reader.get_tensor(name) for name in names}
 
 
-def test_a_run_that_another_process_trains_is_not_replaced(tmp_path):
+def test_what_is_no_run_or_is_trained_by_another_process_is_not_replaced(tmp_path):
     target = tmp_path / "target"
     (target / "checkpoints" / "000001_step_1").mkdir(parents=True)
     (tmp_path / "source" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        lineage.copy_run(tmp_path / "source", target, [Stage(0, 0, None, {})])
     with (
         RunDirectory(target).locked(),
         pytest.raises(UsageError, match="another process trains in"),

@@ -133,6 +133,27 @@ def test_another_process_finds_the_decisions_and_completes_the_copies(tmp_path):
     assert weights_of(third[0], 1) == (150, [1.0] * 3)
 
 
+def test_a_population_goes_on_without_runs_that_were_deleted(tmp_path, caplog):
+    population, trials = open_population(tmp_path, count=4)
+    for trial, figure in zip(trials, [0, 3, 2, 1], strict=True):
+        pause(population, trial, 100, figure)
+    population.advance(trials)
+    copy, other = trials[0], trials[2]
+    assert copy.lineage[-1].source == 1
+    copy.state = TrialState.DONE
+    population.finish(copy, 1.0)
+    for trial in (copy, other):
+        shutil.rmtree(trial.path)
+    _, again = open_population(tmp_path, count=4)
+    states = [TrialState.DONE, TrialState.RUNNING, TrialState.FAILED, TrialState.RUNNING]
+    for _ in range(2):
+        assert [trial.state for trial in again] == states
+        assert not copy.path.exists() and not other.path.exists()
+        _, again = open_population(tmp_path, count=4)
+    told = f"trial 2 has failed: it found no run in {other.run_dir(1)} any more"
+    assert caplog.text.count(told) == 1
+
+
 def test_the_lowest_figure_may_be_the_best(tmp_path):
     population, trials = open_population(tmp_path, count=4)
     for trial, figure in zip(trials, [0, 3, 2, 1], strict=True):
