@@ -9,6 +9,7 @@ from agents.suites import results
 from agents.suites.anchors import Anchors
 from agents.suites.progress import RunStatus, State
 from rl_replicator.runs.live_table import LiveTable, aligned
+from rl_replicator.runs.statistics import number
 
 _PREFERRED_ANCHORS = ("D4PG", "DrQ-v2", "SimbaV2 (1)", "BRO (10)", "best known")
 
@@ -67,12 +68,12 @@ def _cell(status: RunStatus, steps: int) -> str:
         return "failed"
     final = _final(status, steps)
     if final is not None:
-        return _number(final)
+        return number(final)
     taken = status.environment_steps()
     if not taken and status.state is State.WAITING:
         return "-"
     rows = status.rows()
-    newest = f" ({rows[-1].return_mean:.0f})" if rows else ""
+    newest = f" ({number(rows[-1].return_mean)})" if rows else ""
     return f"{taken / steps:.0%}{newest}"
 
 
@@ -83,7 +84,7 @@ def _final(status: RunStatus, steps: int) -> float | None:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+    return "" if value is None else number(value)
 
 
 class Board:

@@ -34,8 +34,13 @@ class Interval:
 
     def __str__(self) -> str:
         if not np.isfinite(self.low):
-            return f"{self.value:.0f}"
-        return f"{self.value:.0f} [{self.low:.0f}, {self.high:.0f}]"
+            return number(self.value)
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+
+def number(value: float) -> str:
+    """Writes a score: whole from 100 on, with three digits below. Some tasks return at most 1."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def mean(scores: Scores) -> np.ndarray:

@@ -42,6 +42,16 @@ def test_cells(tmp_path):
     ]
 
 
+def test_small_returns_are_not_rounded_to_nothing(tmp_path):
+    statuses = [
+        make(tmp_path, "a:b", 1, State.DONE, [(100, 0.31)]),
+        make(tmp_path, "a:b", 2, State.DONE, [(100, -0.2)]),
+        make(tmp_path, "a:b", 3, State.RUNNING, [(50, 0.4567)]),
+    ]
+    *_, row = board.text(statuses, 100, Anchors({})).splitlines()
+    assert row.split() == ["a:b", "0.31", "-0.2", "50%", "(0.457)", "0.055"]
+
+
 def test_a_run_that_has_more_steps_counts_at_the_mark(tmp_path):
     """The suite was repeated with fewer steps; evaluations may miss the mark by an action."""
     statuses = [

@@ -68,11 +68,12 @@ def test_seeds_are_drawn_within_tasks():
     interval = statistics.bootstrap(statistics.mean, [np.full(3, 0.0), np.full(3, 900.0)])
     assert (interval.low, interval.value, interval.high) == (450.0, 450.0, 450.0)
     assert str(interval) == "450 [450, 450]"
+    assert str(statistics.Interval(0.475, -0.2, 1234.7)) == "0.475 [-0.2, 1235]"
 
 
 def test_one_seed_has_no_interval():
     interval = statistics.bootstrap(statistics.mean, [np.array([1.0]), np.array([4.0])])
-    assert str(interval) == "2" and np.isnan([interval.low, interval.high]).all()
+    assert str(interval) == "2.5" and np.isnan([interval.low, interval.high]).all()
 
 
 @pytest.mark.parametrize("lone", [0, 1])
