@@ -168,7 +168,8 @@ def _conclude(
     if marked:
         for name, interval in results.summarize(marked).items():
             print(f"{name} of {len(marked)} tasks: {interval}")
-    print(f"results {plan.run_dir / 'results.csv'}, {plan.run_dir / 'results.png'}", flush=True)
+    paths = [plan.run_dir / name for name in ("results.csv", "results.png")]
+    print(f"results {', '.join(str(path) for path in paths if path.exists())}", flush=True)
     counted = {(row.task, row.seed) for found in marked.values() for row in found}
     for status in statuses:
         if status.state is State.DONE and (status.run.task, status.run.seed) not in counted:

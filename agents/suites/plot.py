@@ -14,24 +14,22 @@ from rl_replicator.runs import whole_file
 _BAR = "#4c72b0"
 
 
-def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) -> bool:
+def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) -> None:
     """Draws the return of each task beside the anchors, and the measures over all tasks.
 
     Args:
       rows: evaluations of the suite.
       steps: environment steps of a complete run; others are left out.
       anchors: published returns at as many steps.
-      path: the path of the image, a PNG.
-
-    Returns:
-      False, and there is no image, if no complete run was evaluated near them.
+      path: the path of the image, a PNG. It is removed if no complete run was evaluated near them.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
     from matplotlib.figure import Figure
 
     marked = results.at_end(rows, steps)
     if not marked:
-        return False
+        path.unlink(missing_ok=True)  # It shows a suite of other steps.
+        return
     figure = Figure(figsize=(11, 1.2 + 0.36 * max(len(marked), 6)), dpi=110, layout="constrained")
     tasks, measures = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_tasks(tasks, marked, anchors)
@@ -43,7 +41,6 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
         axes.invert_yaxis()
     with whole_file.replacing(path) as new:
         figure.savefig(new, format="png")
-    return True
 
 
 def _draw_tasks(axes: Any, marked: Mapping[str, Sequence[ResultRow]], anchors: Anchors) -> None:

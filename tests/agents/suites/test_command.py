@@ -266,6 +266,26 @@ def test_a_run_that_cannot_be_started_ends_a_suite_in_one_line(tmp_path, monkeyp
     )
 
 
+def test_only_files_that_there_are_are_named(tmp_path, monkeypatch, capsys):
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    monkeypatch.chdir(ROOT)
+    plan = command.SuitePlan(
+        Suite("s", ("a:b",), ()), 100, 1, tmp_path, "fake", 1, (), {}, Anchors({})
+    )
+    run_dir = tmp_path / SuiteRun("a:b", 1).name
+    RunDirectory(tmp_path).describe("suite", plan.identity, {})  # It was run before.
+    for end, names in ((100, "results.csv results.png"), (200, "results.csv")):
+        write_run(run_dir, "a:b", 1, [(50, 7), (end, 7)])
+        assert command.run(plan) == 0
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("results "))
+        assert line == f"results {', '.join(str(tmp_path / name) for name in names.split())}"
+
+
 def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
     from agents.suites import command
     from agents.suites.anchors import Anchors
