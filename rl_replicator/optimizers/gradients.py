@@ -1,6 +1,7 @@
 """Gradient post-processing: unscaling, clipping, and skipping steps that are not finite."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class Options:
                 f"{self.max_global_norm}; use None not to clip"
             )
         scale = self.loss_scale
-        is_number = isinstance(scale, (int, float)) and 0 < scale < float("inf")
+        is_number = isinstance(scale, numbers.Real) and 0 < scale < float("inf")
         if not (scale is None or scale == "dynamic" or is_number):
             raise errors.ConfigError(
                 f'expected a loss_scale above 0, "dynamic" or None, got {scale!r}; use one of them'

@@ -53,7 +53,7 @@ class Wrapped:
         """By what `scale_loss` multiplies in the next step, a float32 scalar."""
         if self.guard is not None and self.guard.scale is not None:
             return tf.identity(self.guard.scale)
-        return tf.constant(self.options.loss_scale or 1.0, tf.float32)
+        return tf.constant(float(self.options.loss_scale or 1.0), tf.float32)
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiplies the loss by the loss scale; `apply` divides the gradients by it.

@@ -184,6 +184,12 @@ def test_any_positive_scale_may_be_chosen():
     np.testing.assert_allclose(learner.value, START - RATE * ROWS[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("number", [np.float32, np.int64])
+def test_a_scale_may_be_a_number_of_numpy(number):
+    optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale=number(1024))
+    assert float(optimizer.loss_scale) == 1024.0
+
+
 @pytest.mark.cpu("TensorFlow has no momentum in bfloat16 for GPUs")
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_clipping_of_large_half_gradients(dtype):
