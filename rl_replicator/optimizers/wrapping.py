@@ -166,7 +166,11 @@ class Wrapped:
             return
         # Of what is applied: clipping an infinite norm and narrowing to float16 can overflow, too.
         finite = gradients.all_finite(updates)
-        tf.cond(finite, lambda: apply(updates), lambda: None)
+
+        def apply_all() -> None:  # Whatever an optimizer of a user's own returns.
+            apply(updates)
+
+        tf.cond(finite, apply_all, lambda: None)
         self.guard.update(finite)
         statistics.restore_unless(finite)
 

@@ -189,6 +189,18 @@ def test_one_replica_pays_nothing():
     assert operations(optimizers[0]) == operations(optimizers[1])
 
 
+def test_what_an_optimizer_of_ones_own_returns_is_dropped():
+    class Mine(snt.optimizers.SGD):
+        def apply(self, updates, parameters):
+            super().apply(updates, parameters)
+            return tf.linalg.global_norm(updates)
+
+    variable = tf.Variable(1.0)
+    optimizer = replicator(1).wrap_optimizer(Mine(0.5), skip_nonfinite=True)
+    tf.function(lambda: optimizer.apply([tf.constant(1.0)], [variable]))()
+    assert variable.numpy() == 0.5
+
+
 def test_nones_must_agree():
     variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
 
