@@ -3,7 +3,7 @@
 import contextlib
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ class CallLog:
       has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
         batch, as Keras itself refuses to with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
+      at_end: what each replica does at the end of its step, the keys in this order; it has no
+        effect if done again.
     """
 
     def __init__(self) -> None:
@@ -25,6 +27,7 @@ class CallLog:
         self.scaled_by: set[str] = set()
         self.has_keras_mean = False
         self.reductions: set[str] = set()
+        self.at_end: dict[Callable[[], None], None] = {}
 
     def record(self, replica: int, call: str) -> None:
         """Records a collective.
@@ -144,3 +147,12 @@ def step_graph() -> tf.Graph | None:
     while graph is not None and graph not in _LOGS:
         graph = getattr(graph, "outer_graph", None)
     return graph
+
+
+def is_in_function() -> bool:
+    """Whether the current graph is in a `tf.function` that a step calls; branches are none."""
+    graph, is_nested = tf.compat.v1.get_default_graph(), False
+    while graph is not None and graph not in _LOGS:
+        is_nested |= not getattr(graph, "is_control_flow_graph", False)
+        graph = getattr(graph, "outer_graph", None)
+    return is_nested and graph is not None

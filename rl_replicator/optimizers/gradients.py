@@ -11,8 +11,8 @@ from rl_replicator import errors
 from rl_replicator.optimizers import updates as updates_lib
 
 REDUCTIONS = ("mean", "sum", "none")
-# The dynamic loss scale starts at INITIAL_SCALE. Every skipped step halves it, and GROWTH_INTERVAL
-# consecutive finite steps double it.
+# The dynamic loss scale starts at INITIAL_SCALE. A step with a skipped update halves it, and
+# GROWTH_INTERVAL consecutive finite updates double it.
 INITIAL_SCALE = 2.0**15
 GROWTH_INTERVAL = 2000
 # No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
@@ -199,20 +199,29 @@ class LossScaleGuard(tf.Module):
             self.num_good = tf.Variable(0, trainable=False, dtype=tf.int64, name="num_good_steps")
 
     def update(self, finite: tf.Tensor) -> None:
-        """Updates the counters after a step.
+        """Counts an update of the parameters.
 
         Args:
-          finite: bool scalar, whether the step was applied; the same on all replicas.
+          finite: bool scalar, whether it was applied; the same on all replicas.
         """
         self.num_skipped.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
         if self.scale is None:
             return
+        # After a skip it is negative until `adapt`, whatever is applied in between.
+        skipped = tf.constant(-1, tf.int64)
+        counted = tf.where(self.num_good < 0, skipped, self.num_good + 1)
+        self.num_good.assign(tf.where(finite, counted, skipped))
+
+    def adapt(self) -> None:
+        """Adapts the loss scale at the end of a step, all of whose losses have the same one."""
+        if self.scale is None:
+            return
+        num_good = tf.identity(self.num_good)
         zero = tf.zeros([], tf.int64)
-        num_good = tf.where(finite, self.num_good + 1, zero)
-        grows = tf.equal(num_good, GROWTH_INTERVAL)
+        skipped, grows = num_good < 0, num_good >= GROWTH_INTERVAL
         # Not beyond what float32 holds: an infinite scale could never be halved again.
         doubled = self.scale * 2.0
         can_grow = tf.logical_and(grows, tf.math.is_finite(doubled))
         grown = tf.where(can_grow, doubled, tf.identity(self.scale))
-        self.scale.assign(tf.where(finite, grown, tf.maximum(self.scale / 2.0, 1.0)))
-        self.num_good.assign(tf.where(grows, zero, num_good))
+        self.scale.assign(tf.where(skipped, tf.maximum(self.scale / 2.0, 1.0), grown))
+        self.num_good.assign(tf.where(tf.logical_or(skipped, grows), zero, num_good))

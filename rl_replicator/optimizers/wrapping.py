@@ -24,8 +24,8 @@ _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 # The parameters, in order, whose slots a Sonnet optimizer has.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-# By what each replica of a step multiplies the losses of an optimizer. Weak, because a scale refers
-# to its step's graph. No attribute, in which `tf.Module` would look for variables.
+# What each replica of a step has read of an optimizer's loss scale. Weak, because it refers to its
+# step's graph. No attribute, in which `tf.Module` would look for variables.
 _SCALES: "weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[call_log.CallLog, Any]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -36,6 +36,7 @@ class Wrapped:
 
     options: Options
     guard: LossScaleGuard | None
+    _scales_losses = False  # Whether `scale_loss` was ever called.
 
     if TYPE_CHECKING:  # The rest is in the optimizer's own class.
 
@@ -50,7 +51,7 @@ class Wrapped:
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """By what `scale_loss` multiplies in the next step, a float32 scalar."""
+        """By what `scale_loss` multiplies, a float32 scalar that only the end of a step changes."""
         if self.guard is not None and self.guard.scale is not None:
             return tf.identity(self.guard.scale)
         return tf.constant(float(self.options.loss_scale or 1.0), tf.float32)
@@ -59,6 +60,7 @@ class Wrapped:
         """Multiplies the loss by the loss scale; `apply` divides the gradients by it.
 
         All losses of a step have one scale: what an `apply` changes counts from the next step on.
+        A `tf.function` may call this, and serve several steps.
 
         Args:
           loss: scalar in any dtype but float16, whose largest number is smaller than usual scales.
@@ -76,14 +78,19 @@ class Wrapped:
                 "expected a loss in float32 to scale, got float16, in which a scaled loss "
                 "overflows; compute the loss from tf.cast(outputs, tf.float32)"
             )
+        self._scales_losses = True
         return loss * tf.cast(self._scale_of_step(), loss.dtype)
 
     def _scale_of_step(self) -> tf.Tensor:
-        """Returns the loss scale of this replica, which its step reads once."""
+        """Returns the loss scale of this replica, which its step reads once.
+
+        Asynchronous workers change it at any time. A `tf.function` that the step calls has a read
+        of its own, because other steps may call it too.
+        """
         graph, log = call_log.step_graph(), call_log.enclosing()
-        if graph is None or log is None:
+        if graph is None or log is None or call_log.is_in_function():
             return self.loss_scale
-        with graph.as_default():  # Of the step, so that no loop or function has one of its own.
+        with graph.as_default():  # Of the step, not of a branch or a loop in it.
             by_log = _SCALES.setdefault(self, weakref.WeakKeyDictionary())
             scales = by_log.setdefault(log, weakref.WeakValueDictionary())
             replica = sums.static_replica_id()
@@ -131,11 +138,18 @@ class Wrapped:
           apply: applies reduced gradients to this replica's copies of the parameters.
 
         Raises:
-          ConfigError: all gradients are None, or `loss_scale` is set and the step never called
-            `scale_loss`.
+          ConfigError: all gradients are None; `loss_scale` is set and `scale_loss` was never
+            called; or a `tf.function` that the step calls would skip updates.
         """
         options = self.options
         enclosing = call_log.enclosing()
+        if options.skips and call_log.is_in_function():
+            # Another step that calls it has statistics and an end of its own.
+            raise errors.ConfigError(
+                "expected optimizer.apply with skip_nonfinite or a dynamic loss scale outside of "
+                "nested tf.functions, which keep the trace of their first step, found it in one; "
+                "call it in step_fn itself"
+            )
         if enclosing is not None:
             enclosing.reductions.add(options.reduction)
         build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
@@ -152,10 +166,10 @@ class Wrapped:
         clips = any(getattr(self, name, None) for name in _CLIPPING)
         updates = [_merged(update, clips) for update in updates]
         if options.loss_scale is not None:
-            if enclosing is not None and enclosing not in _SCALES.get(self, ()):
+            if enclosing is not None and not self._scales_losses:
                 raise errors.ConfigError(
-                    "expected the gradient of optimizer.scale_loss(loss), found no call of it in "
-                    "the step; scale the loss before its gradient is taken"
+                    "expected the gradient of optimizer.scale_loss(loss), found no call of it; "
+                    "scale the loss before its gradient is taken"
                 )
             updates = gradients.unscale(updates, self._scale_of_step())
         if options.max_global_norm is not None:
@@ -172,6 +186,10 @@ class Wrapped:
 
         tf.cond(finite, apply_all, lambda: None)
         self.guard.update(finite)
+        if enclosing is None:
+            self.guard.adapt()
+        else:
+            enclosing.at_end[self.guard.adapt] = None
         statistics.restore_unless(finite)
 
 

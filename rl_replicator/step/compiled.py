@@ -268,10 +268,13 @@ class ReplicatedStep:
             scaled_losses.check(calls)
 
     def _replica_step(self, element: Any) -> Any:
-        """Traced on a replica: `step_fn`, and what becomes of the moving statistics it updates."""
+        """Traced on a replica: `step_fn`, and what follows from it at the end of the step."""
         with statistics.snapshot(self._host.registry.created()):
             results = leaves.as_tensors(self._converted(element), "from step_fn")
             batch_norm.average_declared(self._host.registry.created())
+        log = call_log.current()
+        for finish in () if log is None else log.at_end:
+            finish()
         return results
 
     def _steps(

@@ -258,6 +258,21 @@ def test_apply_that_not_all_may_reach_is_refused(count):
         chosen.replicate(step_fn, inputs)
 
 
+def test_a_function_that_steps_would_share_skips_nothing():
+    """Each of them has statistics of its own to restore."""
+    variables, optimizer = learner(
+        1, OPTIMIZERS["sonnet sgd"], reduction="none", skip_nonfinite=True
+    )
+    apply = tf.function(lambda: optimizer.apply([v * 0 for v in variables], variables))
+    chosen = replicator(1)
+
+    def step_fn(_):
+        tf.cond(tf.constant(True), apply, lambda: None)
+
+    with pytest.raises(rr.ConfigError, match="outside of nested tf.functions"):
+        chosen.replicate(step_fn, chosen.make_inputs(batches))
+
+
 def state(variables, optimizer):
     """All variables of both, by name in a checkpoint, except what counts the skipped."""
     found = parts.TrackablePart(variables=variables, optimizer=optimizer).variables()
@@ -294,18 +309,20 @@ def test_dynamic_loss_scale(monkeypatch, caplog):
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 def test_all_losses_of_a_step_have_one_scale(count, nested):
-    """The first update is skipped, which halves the scale; the second one must not be doubled."""
+    """The first update is skipped, which halves the scale; the second one must not be doubled.
+
+    Nor in the second of two steps that call the same `tf.function`.
+    """
     chosen = replicator(count)
     with chosen.scope():
         variables = [tf.Variable(0.0), tf.Variable(0.0)]
         optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(1.0), loss_scale="dynamic")
 
-    def step_fn(factors):
-        @tf.function(autograph=False)
-        def in_function(loss):
-            return optimizer.scale_loss(loss)
+    scale_loss = optimizer.scale_loss
+    if nested:
+        scale_loss = tf.function(scale_loss, autograph=False)
 
-        scale_loss = in_function if nested else optimizer.scale_loss
+    def step_fn(factors):
         with tf.GradientTape(persistent=True) as tape:
             first = scale_loss(variables[0] * factors[0])
             second = scale_loss(variables[1] * factors[1])
@@ -317,11 +334,14 @@ def test_all_losses_of_a_step_have_one_scale(count, nested):
 
     data = tf.data.Dataset.from_tensors([np.inf, 1.0]).repeat()
     step_fn = tf.autograph.experimental.do_not_convert(step_fn)
-    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data), steps_per_call=2)
-    step()
+    inputs = chosen.make_inputs(lambda context: data)
+    chosen.replicate(step_fn, inputs, steps_per_call=2)()
     assert [variable.numpy() for variable in variables] == [0.0, -4.0]
     assert int(optimizer.num_skipped) == 2
     assert float(optimizer.loss_scale) == gradients.INITIAL_SCALE / 4
+    chosen.replicate(step_fn, inputs)()
+    assert [variable.numpy() for variable in variables] == [0.0, -6.0]
+    assert float(optimizer.loss_scale) == gradients.INITIAL_SCALE / 8
 
 
 def test_an_optimizer_with_a_loss_scale_lists_its_variables():
