@@ -37,7 +37,7 @@ def resnet(options) -> harness.Side:
 
     config = ResNetConfig(
         data="imagenet",
-        data_dir=str(options.data_dir),
+        data_dir=options.data_dir,
         image_size=options.size,
         precision=options.precision,
         global_batch_size=options.batch,

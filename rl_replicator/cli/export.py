@@ -43,16 +43,28 @@ def run(args: Sequence[str]) -> int:
     Raises:
       UsageError: if an option is wrong, the run has no checkpoint, or its model cannot be exported.
     """
-    chosen = options.parse(ExportOptions, "rl-replicator export", args)
+    chosen: Any = options.parse(_options_type(args), "rl-replicator export", args)
     trainable: Any = trainables.of_run(chosen.run_dir)
     if not hasattr(trainable, "exported"):
         raise UsageError(
             f"expected a run whose model can be exported, got {chosen.run_dir}; its command has no "
             "method 'exported'"
         )
-    model = trainable.exported(chosen.run_dir, chosen.best, chosen.license)
+    own = {field.name for field in dataclasses.fields(ExportOptions)}
+    names = [field.name for field in dataclasses.fields(chosen) if field.name not in own]
+    places = {name: getattr(chosen, name) for name in names}
+    model = trainable.exported(chosen.run_dir, chosen.best, chosen.license, **places)
     from rl_replicator.exports import formats
 
     formats.write(model, chosen.format, chosen.out)
     print(f"{chosen.format} {chosen.out} ({model.card.title})")
     return 0
+
+
+def _options_type(args: Sequence[str]) -> type:
+    """Returns the options; those of a learner's run also say where its data lies now."""
+    run_dir = next((Path(word) for word in args if (Path(word) / "config.json").exists()), None)
+    trainable: Any = None if run_dir is None else trainables.of_run(run_dir)
+    if not hasattr(trainable, "with_places"):
+        return ExportOptions
+    return trainable.with_places(ExportOptions)

@@ -43,6 +43,8 @@ _RUNS = Path("runs")
 _JOBS = ("multi_worker", "multi_worker_async")
 # They may grow when the run is resumed.
 _FREE = tuple(f"config.{name}" for name in LENGTHS)
+# The type of a setting that names a place on this machine: it is stored absolute, and may change.
+_PLACES = (Path, Path | None)
 # For a `Training` that takes no step.
 _MEASURING = RunOptions(steps_per_call=1, evaluation_seconds=float("inf"))
 
@@ -104,7 +106,30 @@ class LearnerCommand:
     @property
     def evaluation_options_type(self) -> type:
         """Dataclass of the options of `evaluate`."""
-        return LearnerEvaluationOptions
+        return self.with_places(LearnerEvaluationOptions)
+
+    def with_places(self, options_type: type) -> type:
+        """Adds options for what lies elsewhere now than during training.
+
+        Args:
+          options_type: frozen dataclass of the options of `evaluate` or of an export.
+
+        Returns:
+          A frozen dataclass that also has the places of the config, None for those of the run.
+        """
+        import tyro
+
+        explained = tyro.conf.arg(
+            help="Where it lies now.", help_behavior_hint="(default: as in training)"
+        )
+        kind: Any = typing.Annotated[Path | None, explained]
+        own = {field.name for field in dataclasses.fields(options_type)}
+        fields = [(name, kind, None) for name in _places(self.config_type) if name not in own]
+        made = dataclasses.make_dataclass(
+            options_type.__name__, fields, bases=(options_type,), frozen=True
+        )
+        made.__doc__ = options_type.__doc__
+        return made
 
     def options_from(self, plain: Mapping[str, Any]) -> Any:
         """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
@@ -135,6 +160,7 @@ class LearnerCommand:
         """
         trackers.check(options.track)
         _check_can_restart(options)
+        options = dataclasses.replace(options, config=_with_absolute_places(options.config))
         with allowing_open_ports(options.open_ports):
             replicator = _make_replicator(options.replicas, options.deterministic)
             with self._directory(options) as run:
@@ -157,7 +183,8 @@ class LearnerCommand:
             return 0 if signal_number is None else 128 + signal_number
         identity = _identity(config)
         is_new = options.run_dir is None or not run.path.exists()
-        with run.opened(self.name, identity, _FREE) as there:
+        places = [f"config.{name}" for name in _places(self.config_type)]
+        with run.opened(self.name, identity, (*_FREE, *places)) as there:
             listener.started(run)
             Checkpointer(run.checkpoints).set_aside_damaged()
             _agree_on_checkpoint(replicator)
@@ -191,12 +218,13 @@ class LearnerCommand:
                         run.path.rmdir()
                 raise
 
-    def evaluate(self, run_dir: Path, best: bool = False) -> int:
+    def evaluate(self, run_dir: Path, best: bool = False, **places: Path | None) -> int:
         """Evaluates a checkpoint on one device and prints the figures.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
+          **places: settings of the config, see `with_places`.
 
         Returns:
           Exit status 0.
@@ -207,7 +235,7 @@ class LearnerCommand:
         from rl_replicator.learners.training import Training
 
         run = RunDirectory(run_dir)
-        config = self._stored_config(run.config()["identity"])
+        config = self._stored_config(run.config()["identity"], places)
         run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
         learner = self._make_learner(replicator, config)
@@ -217,13 +245,16 @@ class LearnerCommand:
         _print(training, figures)
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str | None) -> "ExportedModel":
+    def exported(
+        self, run_dir: Path, best: bool, license_name: str | None, **places: Path | None
+    ) -> "ExportedModel":
         """Returns what a run has trained as a model; see `rl_replicator.cli.export`.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
           license_name: licence that the model card names; None for none.
+          **places: settings of the config, see `with_places`.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
@@ -235,7 +266,7 @@ class LearnerCommand:
         identity = run.config()["identity"]
         run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
-        config = self._stored_config(identity)
+        config = self._stored_config(identity, places)
         learner = self._make_learner(replicator, config)
         served = learner.served()
         if served is None:
@@ -252,8 +283,10 @@ class LearnerCommand:
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
         return ExportedModel(served.function, served.inputs, card)
 
-    def _stored_config(self, identity: Mapping[str, Any]) -> Any:
-        return from_plain(self.config_type, stored_part(identity, "config", Mapping))
+    def _stored_config(self, identity: Mapping[str, Any], places: Mapping[str, Path | None]) -> Any:
+        stored = from_plain(self.config_type, stored_part(identity, "config", Mapping))
+        given = {name: place for name, place in places.items() if place is not None}
+        return dataclasses.replace(stored, **given)
 
     def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
         from rl_replicator.learners.contract import Learner, check_steps
@@ -347,6 +380,23 @@ def _check_fields(config_type: type) -> None:
                 f"expected a default for every field of {config_type.__name__}, got none for "
                 f"{field.name!r}; write '{field.name}: ... = VALUE'"
             )
+
+
+def _places(config_type: type) -> list[str]:
+    """Returns the names of the settings that name a place on this machine."""
+    hints = typing.get_type_hints(config_type)
+    return [
+        field.name
+        for field in dataclasses.fields(config_type)
+        if field.init and hints[field.name] in _PLACES
+    ]
+
+
+def _with_absolute_places(config: Any) -> Any:
+    """Returns a config whose places are the same ones for a command in another folder."""
+    places = {name: getattr(config, name) for name in _places(type(config))}
+    absolute = {name: place.absolute() for name, place in places.items() if place is not None}
+    return dataclasses.replace(config, **absolute)
 
 
 def _described(specs: Mapping[str, Any]) -> str:

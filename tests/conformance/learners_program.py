@@ -37,7 +37,7 @@ _STEPS = 4
 def resnet(replicator, data):
     networks._STAGES[_DEPTH] = ((1, 1), False)
     config = ResNetConfig(
-        data_dir=str(data),
+        data_dir=data,
         depth=_DEPTH,
         width=4,
         precision="float32",
@@ -52,7 +52,7 @@ def resnet(replicator, data):
 
 def sngan(replicator, data):
     config = SNGANConfig(
-        data_dir=str(data),
+        data_dir=data,
         width=2,
         precision="float32",
         steps=_STEPS,

@@ -1,6 +1,7 @@
 """Hyper-parameters of the classifier."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
@@ -42,7 +43,7 @@ class ResNetConfig:
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
-    data_dir: str | None = None
+    data_dir: Path | None = None
     """Directory of the data. Default for Fashion-MNIST: the directory of Debian's package."""
     depth: Literal[18, 34, 50, 101] | None = None
     """Number of layers of the network."""

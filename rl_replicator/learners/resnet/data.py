@@ -230,7 +230,7 @@ def load(
     Raises:
       UsageError: if the data is missing or damaged.
     """
-    folder = Path(config.data_dir) if config.data_dir else None
+    folder = config.data_dir
     if config.data == "fashion_mnist":
         return small(small_images.fashion_mnist(folder), config.seed)
     if config.data == "cifar10":

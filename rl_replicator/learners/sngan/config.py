@@ -1,6 +1,7 @@
 """Hyper-parameters of the GAN."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
@@ -55,9 +56,9 @@ class SNGANConfig:
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
-    data_dir: str | None = None
+    data_dir: Path | None = None
     """Directory of the data. Default for Fashion-MNIST: the directory of Debian's package."""
-    features: str | None = None
+    features: Path | None = None
     """Features for FID and inception score: the run directory of a ResNet trained on the same data,
     or Inception's file classify_image_graph_def.pb. Default: neither is computed."""
     width: int | None = None

@@ -1,7 +1,6 @@
 """The GAN: its variables, and the two steps that alternate."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,8 @@ class SNGANLearner(Learner):
         shape = self._images.image_shape
         self._layout = networks.layout(shape[0])
         self._suffix, self._classify = "", None
-        if recipe.features:
-            self._suffix, self._classify = features.load(Path(recipe.features), replicator, shape)
+        if recipe.features is not None:
+            self._suffix, self._classify = features.load(recipe.features, replicator, shape)
         tf.random.set_seed(recipe.seed)
         with replicator.scope():
             self._generator = self._make_generator("generator")

@@ -464,6 +464,40 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
     assert options["folder"] == str(tmp_path / "data")
 
 
+places = []  # Where each learner has looked for its data.
+
+
+@dataclasses.dataclass(frozen=True)
+class WithData(tiny_learners.Config):
+    data_dir: Path | None = None
+
+
+def make_with_data(replicator, config: WithData):
+    places.append(config.data_dir)
+    return tiny_learners.Regression(replicator, config)
+
+
+def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    places.clear()
+    run = train(f"{__name__}:make_with_data", run_dir="run", steps=1, data_dir="data").path
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    run = str(tmp_path / run)
+    assert main.main(["train", "--run-dir", run, "--steps", "2"]) == 0
+    assert places == [tmp_path / "data"] * 2
+    assert main.main(["train", "--run-dir", run, "--steps", "3", "--data-dir", "moved"]) == 0
+    moved = tmp_path / "elsewhere" / "moved"
+    config = RunDirectory(Path(run)).config()
+    assert config["options"]["data_dir"] == config["identity"]["config"]["data_dir"] == str(moved)
+    assert main.main(["eval", run]) == 0
+    assert main.main(["eval", run, "--data-dir", "again"]) == 0
+    export = ["export", run, "--out", "model", "--data-dir", "again"]
+    assert main.main(export) == 2  # Nothing is served; but the learner was made.
+    assert places[2:] == [moved, moved, Path("again"), Path("again")]
+
+
 def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     class Refused(tiny_learners.Regression):
         def input_fn(self, context):

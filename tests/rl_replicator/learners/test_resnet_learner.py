@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 def make(folder, replicas="single_device", **settings):
     replicator = rr.make(replicas)
     defaults = {
-        "data_dir": str(folder),
+        "data_dir": folder,
         "depth": DEPTH,
         "width": 4,
         "precision": "float32",

@@ -17,6 +17,7 @@ from rl_replicator.learners.sngan import SNGANConfig, features, networks
 from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 from tests.rl_replicator.learners.tiny_gans import DISCRIMINATOR_STEPS, STEPS, copies, make
@@ -134,9 +135,9 @@ def classifier(folder, tmp_path_factory):
     patch.setitem(resnet_networks._STAGES, 18, ((1, 1), False))
     path = tmp_path_factory.mktemp("runs") / "classifier"
     replicator = rr.make("single_device")
-    config = ResNetConfig(data_dir=str(folder), width=2)
+    config = ResNetConfig(data_dir=folder, width=2)
     run = RunDirectory(path)
-    identity = {"config": vars(config)}
+    identity = {"config": to_plain(config)}
     with run.opened("resnet", identity):
         run.describe("resnet", identity, {})
         part = TrackablePart(**ResNetLearner(replicator, config).trackables())
@@ -153,7 +154,7 @@ def test_a_classifier_of_other_images(classifier):
 def test_two_replicas_evaluate_as_one(folder, tmp_path):
     figures, path = [], image_files.inception(tmp_path)
     for replicas in (1, 2):
-        learner = make(folder, replicas, features=str(path))
+        learner = make(folder, replicas, features=path)
         what = learner.evaluation()
         sums, real = (
             learner.replicator.make_evaluation(one.sums_fn, one.input_fn, what.global_batch_size)()
@@ -172,8 +173,8 @@ def test_two_replicas_evaluate_as_one(folder, tmp_path):
 @pytest.mark.timeout(300)
 def test_command(folder, tmp_path, classifier, capsys):
     config = SNGANConfig(
-        data_dir=str(folder),
-        features=str(classifier),
+        data_dir=folder,
+        features=classifier,
         width=2,
         global_batch_size=10,
         discriminator_steps=1,

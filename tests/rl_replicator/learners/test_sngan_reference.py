@@ -27,7 +27,7 @@ DISCRIMINATOR_STREAM, GENERATOR_STREAM, LABEL_STREAM = 0, 1 << 40, 2 << 40
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
     config = SNGANConfig(
-        data_dir=str(image_files.fashion_mnist(tmp_path_factory.mktemp("images"))),
+        data_dir=image_files.fashion_mnist(tmp_path_factory.mktemp("images")),
         width=1,
         precision="float64",
         steps=1,

@@ -14,7 +14,7 @@ DISCRIMINATOR_STEPS = 2
 
 def make(folder, replicas=1, **settings):
     defaults = {
-        "data_dir": str(folder),
+        "data_dir": folder,
         "width": 4,
         "precision": "float32",
         "steps": STEPS,
