@@ -275,7 +275,7 @@ class LearnerCommand:
                 "function to export"
             )
         training = Training(replicator, learner, run, _MEASURING, best=best)
-        figures = {name: f"{value:.4f}" for name, value in _figures_at(run, training.step).items()}
+        figures = _written(_figures_at(run, training.step))
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
         if license_name is not None:
             facts["licence"] = license_name
@@ -489,9 +489,7 @@ def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int
     try:
         signal_number = training.run()
         if signal_number is None:
-            figures = _figures_at(run, "evaluation", training.step)
-            # A learner without an evaluation ends with the means of its last steps.
-            _print(training, figures or _figures_at(run, "train", training.step))
+            _print(training, _figures_at(run, training.step))
             trackers.add_files(run)
         else:
             print(f"stopped and saved at step {training.step:,}; {how_to_continue}", flush=True)
@@ -507,23 +505,28 @@ def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int
     return 128 + signal_number
 
 
-def _figures_at(run: RunDirectory, table_name: str, step: int) -> dict[str, float]:
-    """Returns the figures that a table has of a step; empty if it has none."""
+def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
+    """Returns the figures of the evaluation after a step, else the metrics of the last steps."""
     from rl_replicator.runs.metrics import read_metrics
 
-    table = read_metrics(run.path, table_name)
-    where = np.flatnonzero(next(iter(table.values()), np.zeros(0)) == step)
-    if not len(where):
-        return {}
-    return {name: float(column[where[-1]]) for name, column in list(table.items())[2:]}
+    for group in ("evaluation", "train"):
+        table = read_metrics(run.path, group)
+        where = np.flatnonzero(next(iter(table.values()), np.zeros(0)) == step)
+        if len(where):
+            return {name: float(column[where[-1]]) for name, column in list(table.items())[2:]}
+    return {}
+
+
+def _written(figures: Mapping[str, float]) -> dict[str, str]:
+    return {
+        name: f"{value:.4{'g' if 0 < abs(value) < 1e-3 else 'f'}}"
+        for name, value in figures.items()
+    }
 
 
 def _print(training: "Training", figures: dict[str, float]) -> None:
     from rl_replicator.runs.progress_line import clock
 
-    words = [
-        f"{name} {value:.4{'g' if 0 < abs(value) < 1e-3 else 'f'}}"
-        for name, value in figures.items()
-    ]
+    words = [f"{name} {value}" for name, value in _written(figures).items()]
     words.append(f"after {training.step:,} steps, {clock(training.seconds)}")
     print(", ".join(words), flush=True)
