@@ -24,7 +24,8 @@ from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings, PixelSettings
 from agents.learning.policy_average import PolicyAverage, average_name
 from agents.learning.replay_learner import ReplayLearner, StepModule
-from agents.learning.variables import check_same_names
+from agents.learning.targets import update_targets
+from agents.learning.variables import check_same_names, check_same_results
 from agents.networks.actor_critic import ActorCritic
 from agents.networks.mlp import CriticTorso, find_torso
 from agents.networks.policies import DeterministicPolicy, inverting_tanh
@@ -39,6 +40,9 @@ from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
+
+# Observations on which networks are compared: some outputs may be near zero on one.
+_NUM_CHECKED = 4
 
 
 class OffPolicyAgent(abc.ABC):
@@ -142,18 +146,18 @@ class OffPolicyAgent(abc.ABC):
           make_critic: name -> unbuilt module, ([B, F] features, [B, A] actions) -> values.
 
         Returns:
-          The online and the target networks, with different initial weights.
+          The online and the target networks, with the same weights.
 
         Raises:
-          ConfigError: if actors would not find their variables by name.
+          ConfigError: if actors, which build the networks again and get the weights by name, would
+            compute something else.
         """
         acting = self.make_acting_networks()
         online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
-        encoder = online.encoder
-        if encoder.trainable_variables:
-            encoder = self.observations.make_encoder("target_encoder")
         target = ActorCritic(
-            encoder, self.make_policy("target_policy"), make_critic("target_critic")
+            self.observations.make_encoder("target_encoder"),
+            self.make_policy("target_policy"),
+            make_critic("target_critic"),
         )
         for networks in (online, target):
             features = networks.encoder(self.zero_observation())
@@ -161,12 +165,24 @@ class OffPolicyAgent(abc.ABC):
             networks.critic(features, self.zero_action())
         for name in ("encoder", "policy"):
             check_same_names(name, getattr(online, name), getattr(target, name))
+        update_targets(target, online, rate=1.0)
+        observation = self._random_observations(_NUM_CHECKED)
+        check_same_results("encoder", online.encoder, target.encoder, observation)
+        check_same_results("policy", online.policy, target.policy, online.encoder(observation))
+        if not online.encoder.trainable_variables:
+            target = target._replace(encoder=online.encoder)
         return online, target
 
     def zero_observation(self) -> tf.Tensor:
         """Returns an observation of the agent to build networks with, [1, ...]."""
         spec = self.observations.spec()
         return tf.zeros([1, *spec.shape], spec.dtype)
+
+    def _random_observations(self, count: int) -> tf.Tensor:
+        """Returns observations of the agent that are the same every time, [count, ...]."""
+        spec, random = self.observations.spec(), np.random.default_rng(0)
+        low, high = (0, 256) if spec.dtype == tf.uint8 else (-1, 1)
+        return tf.constant(random.uniform(low, high, [count, *spec.shape]), spec.dtype)
 
     def zero_action(self) -> tf.Tensor:
         """Returns an action to build networks with, [1, A] float32."""

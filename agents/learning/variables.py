@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import sonnet as snt
@@ -56,6 +57,36 @@ def check_same_names(name: str, module: snt.Module, again: snt.Module) -> None:
                 f"expected the same variable names in {name} each time it is built, got {first} "
                 f"and then {second}; give each layer a name="
             )
+
+
+def check_same_results(name: str, network: snt.Module, again: snt.Module, inputs: Any) -> None:
+    """Checks that a network computes the same every time it is built and given its weights.
+
+    Numbers that it has drawn and keeps outside of variables, such as a random projection, are
+    others in each process. A network that draws numbers in every call is not compared.
+
+    Args:
+      name: name of the network.
+      network: a built network.
+      again: the same network, built again, with equal variables.
+      inputs: what to call it with.
+
+    Raises:
+      ConfigError: if their results differ.
+    """
+    first, second, other = (built(inputs) for built in (network, network, again))
+    if _are_close(first, second) and not _are_close(first, other):
+        raise ConfigError(
+            f"expected {name} to compute the same each time it is built and given its weights, got "
+            "other results; keep numbers that it draws in tf.Variable(..., trainable=False)"
+        )
+
+
+def _are_close(outputs: Any, others: Any) -> bool:
+    """Compares nests of tensors: GPUs may round differently in each call, bfloat16 by a percent."""
+    pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(others), strict=True)
+    arrays = [(np.array(a, np.float64), np.array(b, np.float64)) for a, b in pairs]
+    return all(np.allclose(a, b, rtol=0.0, atol=0.05 * np.abs(a).max()) for a, b in arrays)
 
 
 def collect_variables(

@@ -47,12 +47,12 @@ class SACLearner(tf.Module):
         replicator: rr.Replicator,
         td_loss: td_losses.TDLoss,
     ):
-        """Copies the online critic to `target` and makes the optimizers.
+        """Makes the optimizers and the temperature.
 
         Args:
           config: hyper-parameters.
           online: built networks; the critic is a `TwinCritic`, the policy a `GaussianPolicy`.
-          target: built networks of the same shape.
+          target: built networks with the same weights.
           total_steps: learner steps over which the importance exponent grows to its end.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
@@ -85,7 +85,6 @@ class SACLearner(tf.Module):
             config.temperature_learning_rate, [self.log_temperature]
         )
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target, (online.encoder, online.critic), rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:

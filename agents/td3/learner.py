@@ -35,12 +35,12 @@ class TD3Learner(tf.Module):
         replicator: rr.Replicator,
         td_loss: td_losses.TDLoss,
     ):
-        """Copies `online` to `target` and makes the optimizers.
+        """Makes the optimizers.
 
         Args:
           config: hyper-parameters.
           online: built networks; the critic is a `TwinCritic`.
-          target: built networks of the same shape.
+          target: built networks with the same weights.
           total_steps: learner steps over which the importance exponent grows to its end.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
@@ -65,7 +65,6 @@ class TD3Learner(tf.Module):
         replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
         replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target, online, rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:

@@ -64,7 +64,6 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer = make_optimizer(
             config.critic_learning_rate, online.critic_variables
         )
-        update_targets(target, online, rate=1.0)
 
     @property
     def acting_networks(self):

@@ -8,6 +8,7 @@ from acme import specs
 
 from agents.agent import ExplorationContext
 from agents.learning.variables import copy_variables
+from agents.networks.critics import ScalarCritic
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from agents.td3.agent import TD3
@@ -75,6 +76,80 @@ def test_an_encoder_that_is_none(encoder, message):
     with pytest.raises(ConfigError, match=message) as error:
         TD3(config, spec).make_acting_networks()
     assert "\n" not in str(error.value)
+
+
+class Projection(snt.Module):
+    """A layer on features with random weights, which `keep` stores."""
+
+    keep = staticmethod(tf.identity)
+
+    def __init__(self, layer_sizes, name):
+        super().__init__(name=name)
+        self._layer = snt.Linear(layer_sizes[-1], name="layer")
+        self._weights = None
+
+    def __call__(self, inputs):
+        if self._weights is None:
+            self._weights = self.keep(tf.random.normal([inputs.shape[-1], 8]))
+        return self._layer(tf.sin(inputs @ self._weights))
+
+
+class KeptProjection(Projection):
+    keep = staticmethod(lambda weights: tf.Variable(weights, trainable=False, name="weights"))
+
+
+class DrawnProjection(Projection):
+    """Draws others in every call, on purpose."""
+
+    keep = staticmethod(lambda weights: None)
+
+    def __call__(self, inputs):
+        return self._layer(tf.sin(inputs @ tf.random.normal([inputs.shape[-1], 8])))
+
+
+@snt.allow_empty_variables
+class ProjectedFrames(snt.Module):
+    """An encoder that has nothing to train."""
+
+    def __init__(self, dtype, name):
+        super().__init__(name=name)
+        self._weights = None
+
+    def __call__(self, inputs):
+        inputs = snt.flatten(tf.cast(inputs, tf.float32))
+        if self._weights is None:
+            self._weights = tf.random.normal([inputs.shape[-1], 8])
+        return inputs @ self._weights
+
+
+def networks_of(agent):
+    return agent.make_networks(lambda name: ScalarCritic(agent.make_critic_torso, name))
+
+
+@pytest.mark.parametrize(("agent", "config"), [(TD3, TD3Config), (SAC, SACConfig)])
+def test_a_torso_with_numbers_that_actors_would_not_get(agent, config):
+    agent = agent(config(**SMALL, torso=f"{__name__}:Projection"), make_spec())
+    message = "expected policy to compute the same each time .* other results; keep numbers that"
+    with pytest.raises(ConfigError, match=message) as error:
+        networks_of(agent)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoder_with_numbers_that_actors_would_not_get():
+    spec = make_spec()._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
+    config = PixelTD3Config(**SMALL, encoder=f"{__name__}:ProjectedFrames", precision="float32")
+    with pytest.raises(ConfigError, match="expected encoder to compute the same each time"):
+        networks_of(TD3(config, spec))
+
+
+@pytest.mark.parametrize("torso", ["KeptProjection", "DrawnProjection"])
+def test_a_torso_with_numbers_that_actors_get_or_that_are_drawn_in_every_call(torso):
+    online, target = networks_of(TD3(TD3Config(**SMALL, torso=f"{__name__}:{torso}"), make_spec()))
+    for networks in zip(online, target, strict=True):
+        first, second = (copy_variables({"network": network}, ["network"]) for network in networks)
+        assert len(first) == len(second)
+        for path, array in first.items():
+            np.testing.assert_array_equal(array, second[path])
 
 
 class Alone(TD3):

@@ -12,6 +12,7 @@ from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import categorical_td_loss
 from agents.d4pg.networks import CategoricalCritic
+from agents.learning.targets import update_targets
 from agents.learning.variables import copy_variables
 from agents.networks import policies
 from agents.networks.actor_critic import ActorCritic
@@ -79,10 +80,12 @@ def make_networks(prefix, make_encoder):
 def make_module(config, replicator, make_encoder, augment=lambda observations, seed: observations):
     """A learner as it is made."""
     with replicator.scope():
+        online, target = make_networks("", make_encoder), make_networks("target_", make_encoder)
+        update_targets(target, online, rate=1.0)
         return D4PGLearner(
             config,
-            online=make_networks("", make_encoder),
-            target=make_networks("target_", make_encoder),
+            online=online,
+            target=target,
             atoms=ATOMS,
             total_steps=IMPORTANCE_STEPS,
             augment=augment,
