@@ -24,6 +24,35 @@ class VariableSource(Protocol):
         ...
 
 
+class StepAdder(Protocol):
+    """An `acme.adders.Adder` whose writes can be waited for."""
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds spent so far waiting for the table."""
+        ...
+
+    def reset(self) -> None:
+        """Drops the steps of an episode that was cut off."""
+        ...
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode."""
+        ...
+
+    def add(self, action: Any, next_timestep: dm_env.TimeStep, extras: Any = ()) -> None:
+        """Adds an action, what it led to, and its extras."""
+        ...
+
+    def finish(self, timeout: float) -> bool:
+        """Returns whether the table holds everything within so many seconds; waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the writing; what was not confirmed may be lost."""
+        ...
+
+
 class BatchActor(Protocol):
     """Explores in several environments at once, and records every step."""
 
@@ -163,7 +192,7 @@ class Agent(Protocol):
 
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], bool | None]
-    ) -> adders.Adder:
+    ) -> StepAdder:
         """Makes the writer to the tables for one environment of an actor.
 
         Args:
@@ -190,6 +219,9 @@ class Agent(Protocol):
 
     def make_evaluator(self, source: VariableSource) -> core.Actor:
         """Makes the actor that is evaluated: it is deterministic and records nothing.
+
+        If it has an attribute `last_observation`, the observation that its network saw last, runs
+        from pixels log it as an image.
 
         Args:
           source: serves the weights.

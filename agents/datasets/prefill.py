@@ -92,7 +92,7 @@ def _fill_server(
 
 def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpisode]) -> int:
     """Inserts all steps; returns their number once the server has confirmed them."""
-    adder: Any = agent.make_adder(client, lambda seconds: None)
+    adder = agent.make_adder(client, lambda seconds: None)
     expected = 0
     try:
         for episode in episodes:

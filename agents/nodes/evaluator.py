@@ -97,7 +97,7 @@ class EvaluatorNode:
             reward_spec = environment.reward_spec()
         figures = evaluation_figures.figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps
-        picture = strip(self._actor.last_observation)
+        picture = strip(getattr(self._actor, "last_observation", None))
         self._counter.record_evaluation(environment_steps, figures, picture, self._source.arrays)
 
 

@@ -3,17 +3,17 @@
 import numpy as np
 
 
-def strip(observation: np.ndarray) -> np.ndarray | None:
+def strip(observation: np.ndarray | None) -> np.ndarray | None:
     """Returns the frames of an observation side by side, the oldest on the left.
 
     Args:
-      observation: observation of an agent.
+      observation: observation of an agent; None if it shows none.
 
     Returns:
       uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S]; None if the observation is
       not a stack of frames.
     """
-    if observation.ndim != 3 or observation.dtype != np.uint8:
+    if observation is None or observation.ndim != 3 or observation.dtype != np.uint8:
         return None
     height, width, channels = observation.shape
     frames = observation.reshape(height, width, channels // 3, 3)

@@ -36,13 +36,12 @@ def export_policy(
     Raises:
       UsageError: if the agent does not say how it acts.
     """
-    agent: Any = _in_float32(policy.agent, source)
-    if not hasattr(agent, "make_evaluation_policy"):
+    if not hasattr(policy.agent, "make_evaluation_policy"):
         raise UsageError(
             f"expected an agent with make_evaluation_policy, as OffPolicyAgent has it, got "
-            f"{type(agent).__name__}; subclass OffPolicyAgent to export its policy"
+            f"{type(policy.agent).__name__}; subclass OffPolicyAgent to export its policy"
         )
-    acting = agent.make_evaluation_policy(policy.weights)
+    acting = _in_float32(policy.agent, source).make_evaluation_policy(policy.weights)
     for name, network in acting.networks.items():
         variables = named_variables(name, network)
         arrays = policy.weights.get_variables([name]) if variables else {}

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,36 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
     counter = Counter(tmp_path, total_steps=207, restored=None)
     act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
     assert counter.progress().environment_steps == 207 and counter.progress().steps_done
+
+
+class CountingAdder:
+    """An adder of an agent's own, which has no more than the contract names."""
+
+    def __init__(self):
+        self.steps, self.is_closed, self.seconds_waited = 0, False, 0.0
+
+    def reset(self):
+        pass
+
+    def add_first(self, timestep):
+        pass
+
+    def add(self, action, next_timestep, extras=()):
+        self.steps += 1
+
+    def finish(self, timeout):
+        return True
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_an_adder_needs_no_more_than_the_contract_names(agent, source, tmp_path):
+    adder = CountingAdder()
+    other = SimpleNamespace(make_adder=lambda *_: adder, make_actor=agent.make_actor)
+    counter = Counter(tmp_path, total_steps=50, restored=None)
+    ActorNode(0, other, make_plan(tmp_path, 50), [None], source, counter).run()
+    assert adder.steps == 50 and adder.is_closed and counter.progress().steps_done
 
 
 @pytest.mark.timeout(120)

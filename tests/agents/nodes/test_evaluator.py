@@ -23,9 +23,7 @@ from tests.agents.nodes.plans import make_plan
 
 
 class Policy(core.Actor):
-    """Does nothing; counts the updates of its weights."""
-
-    last_observation = np.zeros(1, np.float32)
+    """Does nothing; has no more than the contract names."""
 
     def __init__(self, source):
         self._source = source

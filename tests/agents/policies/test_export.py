@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from agents import d4pg, load_policy, sac, td3
 from agents.learning.variables import copy_variables
 from agents.learning.weights import WeightsPart
 from agents.policies import exported as exported_policies
-from agents.policies.export import packages_of
+from agents.policies.export import export_policy, packages_of
 from agents.policies.policy import restore
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.td3.agent import TD3
@@ -26,6 +27,7 @@ from environments import PixelConfig
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import main
+from rl_replicator.errors import UsageError
 from rl_replicator.exports import program
 from rl_replicator.exports.model import Card
 from rl_replicator.runs.metrics import MetricWriter
@@ -358,6 +360,16 @@ def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
     np.testing.assert_allclose(
         action, environment._real_action(policy.act(observation)), rtol=1e-5, atol=1e-6
     )
+
+
+class Other:
+    """An agent of a kind of its own, which has what `agents.agent.Agent` names."""
+
+
+def test_an_agent_that_does_not_say_how_it_acts_is_named():
+    policy = types.SimpleNamespace(agent=Other())
+    with pytest.raises(UsageError, match="with make_evaluation_policy, .* got Other; subclass"):
+        export_policy(policy, td3.command, RunDirectory("run"), None)
 
 
 def test_an_operation_that_is_not_portable_is_named():
