@@ -108,8 +108,14 @@ class OffPolicyAgent(abc.ABC):
     # Networks.
 
     def make_policy(self, name: str) -> snt.Module:
-        """Makes an unbuilt policy: [B, F] features -> [B, A] actions."""
-        config, feature_size = self.config, self.observations.feature_size
+        """Makes an unbuilt policy: [B, F] features -> [B, A] actions.
+
+        The learners of D4PG and TD3 need one with the methods of `DeterministicPolicy`.
+
+        Raises:
+          ConfigError: if the config has no `NoiseSettings`.
+        """
+        config, feature_size = self._noise_settings(), self.observations.feature_size
         layers = (
             config.policy_layers if feature_size is None else (feature_size, *config.policy_layers)
         )
@@ -252,9 +258,22 @@ class OffPolicyAgent(abc.ABC):
         Returns:
           A function from the network's outputs for one observation, a nest of arrays, to the action
           [A], which is clipped to [-1, 1], and its extras, () if there are none.
+
+        Raises:
+          ConfigError: if the config has no `NoiseSettings`.
         """
-        explore = make_exploration(self.config, context)
+        explore = make_exploration(self._noise_settings(), context)
         return lambda action: (explore(action), ())
+
+    def _noise_settings(self) -> Any:
+        """Returns the config, which must have the settings of a deterministic policy."""
+        if not isinstance(self.config, NoiseSettings):
+            raise ConfigError(
+                "expected a config with agents.config.NoiseSettings, got "
+                f"{type(self.config).__name__}; derive it from them, or override make_policy and "
+                f"make_exploration of {type(self).__name__}"
+            )
+        return self.config
 
     # The contract of `agents.agent.Agent`.
 

@@ -15,7 +15,7 @@ from agents.learning.randomness import StepSeeds
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
-from agents.networks.policies import preactivation_penalty
+from agents.networks.policies import check_deterministic, preactivation_penalty
 from agents.replay.transitions import Sample
 
 
@@ -51,6 +51,7 @@ class D4PGLearner(tf.Module):
           critic_loss: has the arguments and results of `losses.categorical_td_loss`.
         """
         super().__init__(name="d4pg")
+        check_deterministic(online.policy)
         self._config = config
         self._atoms = tf.constant(atoms, tf.float32)
         self._critic_loss = losses.checked(critic_loss)

@@ -6,6 +6,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from agents.networks.mlp import MakeTorso, hidden, layer_norm_mlp
+from rl_replicator.errors import ConfigError
 
 # Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
 # at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
@@ -53,6 +54,22 @@ def preactivation_penalty(preactivations: tf.Tensor, weight: float) -> tf.Tensor
     """
     excess = tf.nn.relu(tf.abs(preactivations) - FREE_PREACTIVATION)
     return 0.5 * weight * tf.reduce_mean(tf.reduce_sum(tf.square(excess), axis=-1))
+
+
+def check_deterministic(policy: snt.Module) -> None:
+    """Checks that a learner can penalise the inputs of a policy's tanh.
+
+    Args:
+      policy: the result of an agent's `make_policy`, which may be a user's own.
+
+    Raises:
+      ConfigError: if it lacks a method of `DeterministicPolicy`.
+    """
+    if not (hasattr(policy, "preactivations") and hasattr(policy, "squash")):
+        raise ConfigError(
+            "make_policy: expected a policy with preactivations and squash, got a "
+            f"{type(policy).__name__}; derive it from agents.networks.policies.DeterministicPolicy"
+        )
 
 
 class DeterministicPolicy(snt.Module):

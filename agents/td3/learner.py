@@ -12,7 +12,7 @@ from agents.learning.randomness import StepSeeds, normal
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
-from agents.networks.policies import preactivation_penalty
+from agents.networks.policies import check_deterministic, preactivation_penalty
 from agents.replay.transitions import Sample
 from agents.td3 import losses
 from agents.td3.config import TD3Config
@@ -47,6 +47,7 @@ class TD3Learner(tf.Module):
           td_loss: TD errors [B, 2] -> losses [B, 2].
         """
         super().__init__(name="td3")
+        check_deterministic(online.policy)
         self._config = config
         self._td_loss = td_losses.checked(td_loss)
         self._total_steps = total_steps

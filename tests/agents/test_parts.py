@@ -6,9 +6,14 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
+import rl_replicator as rr
 from agents.agent import ExplorationContext
+from agents.config import OffPolicyConfig
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
 from agents.learning.variables import copy_variables
 from agents.networks.critics import ScalarCritic
+from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from agents.td3.agent import TD3
@@ -150,6 +155,42 @@ def test_a_torso_with_numbers_that_actors_get_or_that_are_drawn_in_every_call(to
         assert len(first) == len(second)
         for path, array in first.items():
             np.testing.assert_array_equal(array, second[path])
+
+
+class Plain:
+    """Its policy gives actions, and not the inputs of its tanh."""
+
+    def make_policy(self, name):
+        return snt.Sequential([snt.Linear(2, name="layer"), tf.tanh], name=name)
+
+
+class PlainTD3(Plain, TD3):
+    pass
+
+
+class PlainD4PG(Plain, D4PG):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "config"), [(PlainTD3, TD3Config), (PlainD4PG, D4PGConfig)])
+def test_a_policy_that_a_learner_cannot_train(kind, config):
+    replicator = rr.make("single_device")
+    message = "make_policy: expected a policy with preactivations and squash, got a Sequential; der"
+    with pytest.raises(ConfigError, match=message), replicator.scope():
+        kind(config(**SMALL), make_spec()).make_module(replicator, 1)
+
+
+class NoNoise(OffPolicyAgent):
+    make_module = None
+
+
+def test_a_config_without_the_settings_of_a_deterministic_policy():
+    agent = NoNoise(OffPolicyConfig(**SMALL), make_spec())
+    message = "with agents.config.NoiseSettings, got OffPolicyConfig; .* of NoNoise"
+    with pytest.raises(ConfigError, match=message):
+        agent.make_acting_networks()
+    with pytest.raises(ConfigError, match=message):
+        agent.make_exploration(ExplorationContext(np.random.default_rng(0)))
 
 
 class Alone(TD3):
