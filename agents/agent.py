@@ -93,14 +93,14 @@ class ExplorationContext:
         taken.
       rank: position of the environment among those of all actors, from 0 to 1; 0.5 if there is only
         one.
-      memory: arrays that the exploration keeps from one action to the next, by name. It starts
-        empty in every node; checkpoints of deterministic runs hold it.
+      memory: what the exploration keeps from one action to the next, by name. It starts empty in
+        every node; checkpoints of deterministic runs hold it: arrays, JSON types, or None.
     """
 
     random: np.random.Generator
     environment_steps: Callable[[], int] = lambda: 0
     rank: float = 0.5
-    memory: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
+    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class AgentLearner(VariableSource, Protocol):

@@ -7,13 +7,11 @@ from typing import Any
 import dm_env
 import numpy as np
 
-from agents.agent import BatchActor, ExplorationContext
+from agents.agent import BatchActor
 from rl_replicator.errors import CheckpointError
 
 _STATE = "state.json"
 _ARRAYS = "arrays.npz"
-# Arrays with this prefix are the exploration's.
-_MEMORY = "memory."
 
 
 class SavedEpisode:
@@ -24,17 +22,17 @@ class SavedEpisode:
     steps.
     """
 
-    def __init__(self, environment: Any, actor: BatchActor, exploration: ExplorationContext):
+    def __init__(self, environment: Any, actor: BatchActor, noise: np.random.Generator):
         """Starts with the next step.
 
         Args:
           environment: an `environments.Environment`.
           actor: acts in this environment alone.
-          exploration: context of its exploration.
+          noise: generator of its exploration.
         """
         self._environment = environment
         self._actor = actor
-        self._noise, self._memory = exploration.random, exploration.memory
+        self._noise = noise
         self._start: Any = None
         self._actions: list[np.ndarray] = []
         self._outcomes: list[tuple[float, float, bool]] = []
@@ -63,7 +61,7 @@ class SavedEpisode:
         start = self._environment.random_state if self._timestep is None else self._start
         state = {"start": start, "noise": self._noise.bit_generator.state}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-        arrays = {_MEMORY + name: array for name, array in self._memory.items()}
+        arrays = {}
         if self._timestep is not None:
             arrays["observation"] = self._timestep.observation
             arrays["actions"] = np.array(self._actions, np.float32)
@@ -88,13 +86,6 @@ class SavedEpisode:
                 np.array_equal(self._timestep.observation, arrays["observation"]), "observation"
             )
         self._noise.bit_generator.state = state["noise"]
-        self._memory.update(
-            {
-                name.removeprefix(_MEMORY): array
-                for name, array in arrays.items()
-                if name.startswith(_MEMORY)
-            }
-        )
 
     def _repeat(self, actions: np.ndarray, outcomes: np.ndarray | None) -> None:
         """Takes actions [T, A] in a new episode, and checks their outcomes [T, 3], if known."""

@@ -67,6 +67,7 @@ class DeterministicNode:
         noise = np.random.default_rng(int(noise_seed))
         self._steps = counter.environment_steps()
         exploration = ExplorationContext(noise, lambda: self._steps)
+        self._memory = exploration.memory
         self._actor = agent.make_actor(
             self._learner,
             [agent.make_adder(self._replay, lambda seconds: None)],
@@ -75,7 +76,7 @@ class DeterministicNode:
         _check_repeatable(self._learner, self._actor)
         self._environment = make_environment("actor 0", plan, int(environment_seed))
         with closed_on_error(self._environment):
-            self._episode = SavedEpisode(self._environment, self._actor, exploration)
+            self._episode = SavedEpisode(self._environment, self._actor, noise)
             self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
             self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
             self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
@@ -153,6 +154,7 @@ class DeterministicNode:
 
         Raises:
           LearnerDiverged: if a variable of the learner holds NaN or infinity.
+          CheckpointError: if the memory of the exploration could not be read back.
         """
         if self._saved_at_step == self._steps:
             return
@@ -194,6 +196,9 @@ class DeterministicNode:
             "learner": TrackablePart(**self._learner.trackables()),
             "replay": self._replay,
             "episode": self._episode,
+            "exploration": JsonPart(
+                lambda: {"memory": self._memory}, lambda saved: self._memory.update(saved["memory"])
+            ),
         }
 
 

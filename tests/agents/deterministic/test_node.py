@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 
+import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
@@ -17,7 +18,7 @@ from agents.nodes.counter import restored_counter
 from agents.off_policy_agent import OffPolicyAgent
 from agents.replay.config import ReplayConfig
 from environments.fakes import TargetMatching
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import CheckpointError, ConfigError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import TARGET, make_plan
 
@@ -67,8 +68,26 @@ class NoisyPolicy(Agent):
         return snt.Sequential([policy, lambda x: x + tf.random.normal(tf.shape(x))], name=name)
 
 
-def make_node(kind, run_dir, total_steps=300, **replay):
-    config = Config(replay=ReplayConfig(transitions_per_item=1, **replay))
+def holding(config, context):
+    """Waits for a random number of steps, and then holds a random action."""
+
+    def explore(action):
+        if context.random.uniform() < 0.2:
+            context.memory["held"] = context.random.uniform(-1, 1, action.shape)
+        held = context.memory.setdefault("held", None)
+        return action if held is None else held
+
+    return explore
+
+
+def forgetful(config, context):
+    context.memory["seen"] = set()
+    return lambda action: action
+
+
+def make_node(kind, run_dir, total_steps=300, exploration="gaussian", **replay):
+    replay = ReplayConfig(transitions_per_item=1, **replay)
+    config = Config(replay=replay, exploration=exploration, exploration_random_steps=0)
     agent = kind(config, specs.make_environment_spec(environments.make(TARGET.name, seed=0)))
     (run_dir / "config.json").write_text("{}")
     counter = restored_counter(run_dir, total_steps)
@@ -115,6 +134,29 @@ def test_the_environment_is_closed_when_the_node_is_not_made(tmp_path, monkeypat
 
 def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):
     assert make_node(Agent, tmp_path) is not None
+
+
+@pytest.mark.parametrize("end", [1, 30])
+def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    monkeypatch.setattr(lp, "stop", lambda: None)
+
+    def run(name, *ends):
+        folder = tmp_path / name
+        folder.mkdir()
+        for end in ends:
+            node = make_node(Agent, folder, end, exploration=f"{__name__}:holding")
+            node.run()
+        return np.array(node._episode._actions)
+
+    np.testing.assert_array_equal(run("cut", end, 38), run("whole", 38))
+
+
+def test_a_memory_that_cannot_be_read_back_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    node = make_node(Agent, tmp_path, exploration=f"{__name__}:forgetful")
+    with pytest.raises(CheckpointError, match=r"got set at state\['memory'\]\['seen'\]; convert"):
+        node._save()
 
 
 def test_a_continued_run_records_the_metrics_of_the_last_call_before_it(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ import tensorflow as tf
 from dm_env import specs
 
 import environments
-from agents.agent import ExplorationContext
 from agents.d4pg import D4PGConfig
 from agents.deterministic.episode import SavedEpisode
 from agents.runs.options import AgentOptions
@@ -61,9 +60,11 @@ def state(run_dir):
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
     reader = tf.train.load_checkpoint(str(checkpoint / "learner" / "variables"))
     found = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    for path in ("replay/rows.npy", "replay/weights.npy", "replay/state.json"):
+    for path in (
+        *("replay/rows.npy", "replay/weights.npy", "replay/state.json"),
+        *("episode/state.json", "exploration/state.json"),
+    ):
         found[path] = np.frombuffer((checkpoint / path).read_bytes(), np.uint8)
-    found["episode"] = np.frombuffer((checkpoint / "episode/state.json").read_bytes(), np.uint8)
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}
 
 
@@ -137,7 +138,7 @@ def played(steps, seed=3, is_random_state_known=True):
     environment = environments.make("environments.fakes:target", seed=seed)
     if not is_random_state_known:
         environment._random = None
-    episode = SavedEpisode(environment, Recorder(), ExplorationContext(np.random.default_rng(1)))
+    episode = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
     for _ in range(steps):
         episode.step()
     return episode
@@ -176,7 +177,7 @@ def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
     )
     step = environment.step
     environment.step = lambda action: step(action)._replace(observation=draws.random(2, np.float32))
-    other = SavedEpisode(environment, Recorder(), ExplorationContext(np.random.default_rng(1)))
+    other = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
     with pytest.raises(
         CheckpointError, match="another observation after action 7; keep all of its"
     ):
@@ -216,8 +217,8 @@ def test_what_depends_on_earlier_episodes_is_noticed(tmp_path, kind, steps, acti
     """The second episode was saved, and the environment begins with its first."""
 
     def make():
-        exploration = ExplorationContext(np.random.default_rng(1))
-        return SavedEpisode(environments.adapt(Counting(kind)), Recorder(), exploration)
+        noise = np.random.default_rng(1)
+        return SavedEpisode(environments.adapt(Counting(kind)), Recorder(), noise)
 
     before = make()
     for _ in range(steps):
