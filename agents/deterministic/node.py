@@ -197,9 +197,25 @@ class DeterministicNode:
             "replay": self._replay,
             "episode": self._episode,
             "exploration": JsonPart(
-                lambda: {"memory": self._memory}, lambda saved: self._memory.update(saved["memory"])
+                lambda: {"memory": self._memory},
+                lambda saved: _put_back(self._memory, saved["memory"]),
             ),
         }
+
+
+def _put_back(memory: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Restores the memory of an exploration, which may write into arrays that it has taken out."""
+    for name, value in saved.items():
+        held = memory.get(name)
+        if (
+            isinstance(held, np.ndarray)
+            and isinstance(value, np.ndarray)
+            and (held.shape, held.dtype) == (value.shape, value.dtype)
+            and held.flags.writeable
+        ):
+            held[...] = value
+        else:
+            memory[name] = value
 
 
 def _check_repeatable(learner: AgentLearner, actor: BatchActor) -> None:

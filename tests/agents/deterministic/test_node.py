@@ -80,6 +80,17 @@ def holding(config, context):
     return explore
 
 
+def drifting(config, context):
+    """Works in place on an array that it has taken out of its memory once."""
+    drift = context.memory.setdefault("drift", np.zeros(1, np.float32))
+
+    def explore(action):
+        drift[:] = 0.9 * drift + 0.1 * context.random.standard_normal(1, np.float32)
+        return drift  # Not plus the action: each of these runs draws weights of its own.
+
+    return explore
+
+
 def forgetful(config, context):
     context.memory["seen"] = set()
     return lambda action: action
@@ -136,8 +147,10 @@ def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):
     assert make_node(Agent, tmp_path) is not None
 
 
-@pytest.mark.parametrize("end", [1, 30])
-def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch, end):
+@pytest.mark.parametrize(
+    ("exploration", "end"), [("holding", 1), ("holding", 30), ("drifting", 30)]
+)
+def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch, exploration, end):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
     monkeypatch.setattr(lp, "stop", lambda: None)
 
@@ -145,7 +158,7 @@ def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch
         folder = tmp_path / name
         folder.mkdir()
         for end in ends:
-            node = make_node(Agent, folder, end, exploration=f"{__name__}:holding")
+            node = make_node(Agent, folder, end, exploration=f"{__name__}:{exploration}")
             node.run()
         return np.array(node._episode._actions)
 
