@@ -86,10 +86,10 @@ class CallOrder:
           A future of what `function` returns or raises.
 
         Raises:
-          ConfigError: if this thread has the turn, as the function of another such call has: a
-            wait for the future would never end.
+          ConfigError: if it is called in `function` of another such call: a wait for the future
+            would never end.
         """
-        if self._owner == threading.get_ident():
+        if self._background is not None and self._background.is_in_function():
             raise errors.ConfigError(
                 "expected direct calls of steps in a function of begin, got another begin, which "
                 "would wait for that function to end; call the step itself"
@@ -147,9 +147,14 @@ class _Background:
         self.free = threading.Semaphore(_CAPACITY)
         self._tasks: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self._is_stopped = False
+        self._is_calling = False
         self._cancel: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._work, name="replicated-step", daemon=True)
         self._thread.start()
+
+    def is_in_function(self) -> bool:
+        """Whether a call's function calls this; its future's callbacks do not count."""
+        return self._is_calling and threading.current_thread() is self._thread
 
     def submit(
         self,
@@ -198,7 +203,11 @@ class _Background:
                 if not future.set_running_or_notify_cancel():
                     return
                 try:
-                    result = function()
+                    self._is_calling = True
+                    try:
+                        result = function()
+                    finally:
+                        self._is_calling = False
                 except BaseException as error:
                     future.set_exception(error)
                 else:

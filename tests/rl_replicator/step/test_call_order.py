@@ -185,6 +185,10 @@ def test_a_function_in_the_background_calls_steps_directly():
     with pytest.raises(rr.ConfigError, match="call the step itself"):
         replicator.begin(lambda: step.begin().result(60), step.cancel).result(90)
     assert int(step.begin().result(60)) == 1
+    # What follows a call may begin the next one: nothing of the first is left to wait for.
+    ended = threading.Event()
+    step.begin().add_done_callback(lambda _: step.begin().add_done_callback(lambda _: ended.set()))
+    assert ended.wait(60)
 
 
 EXITING = """
