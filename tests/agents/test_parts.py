@@ -11,7 +11,7 @@ from agents.agent import ExplorationContext
 from agents.config import OffPolicyConfig
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.variables import copy_variables
+from agents.learning.variables import check_same_results, copy_variables
 from agents.networks.critics import ScalarCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.agent import SAC
@@ -155,6 +155,16 @@ def test_a_torso_with_numbers_that_actors_get_or_that_are_drawn_in_every_call(to
         assert len(first) == len(second)
         for path, array in first.items():
             np.testing.assert_array_equal(array, second[path])
+
+
+def test_a_little_noise_in_every_call_is_no_other_network():
+    random = np.random.default_rng(0)
+
+    def network(inputs):
+        return inputs + random.normal(0.0, 0.02, inputs.shape)
+
+    for _ in range(200):
+        check_same_results("policy", network, network, np.ones([4, 3]))
 
 
 class Plain:
