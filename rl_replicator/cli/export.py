@@ -10,6 +10,9 @@ import tyro
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
 
+# Options that no value follows.
+_FLAGS = ("--best", "--no-best")
+
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
@@ -63,8 +66,19 @@ def run(args: Sequence[str]) -> int:
 
 def _options_type(args: Sequence[str]) -> type:
     """Returns the options; those of a learner's run also say where its data lies now."""
-    run_dir = next((Path(word) for word in args if (Path(word) / "config.json").exists()), None)
-    trainable: Any = None if run_dir is None else trainables.of_run(run_dir)
+    run_dir = _run_dir(args)
+    if run_dir is None or not (run_dir / "config.json").exists():
+        return ExportOptions
+    trainable: Any = trainables.of_run(run_dir)
     if not hasattr(trainable, "with_places"):
         return ExportOptions
     return trainable.with_places(ExportOptions)
+
+
+def _run_dir(args: Sequence[str]) -> Path | None:
+    """Returns the first word that is neither an option nor its value; that may be a run, too."""
+    for before, word in zip(["", *args], args, strict=False):
+        is_value = before.startswith("--") and "=" not in before and before not in _FLAGS
+        if not word.startswith("-") and not is_value:
+            return Path(word)
+    return None

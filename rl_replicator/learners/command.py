@@ -395,7 +395,7 @@ def _places(config_type: type) -> list[str]:
 def _with_absolute_places(config: Any) -> Any:
     """Returns a config whose places are the same ones for a command in another folder."""
     places = {name: getattr(config, name) for name in _places(type(config))}
-    absolute = {name: place.absolute() for name, place in places.items() if place is not None}
+    absolute = {name: Path(place).absolute() for name, place in places.items() if place is not None}
     return dataclasses.replace(config, **absolute)
 
 

@@ -496,6 +496,21 @@ def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeyp
     export = ["export", run, "--out", "model", "--data-dir", "again"]
     assert main.main(export) == 2  # Nothing is served; but the learner was made.
     assert places[2:] == [moved, moved, Path("again"), Path("again")]
+    # The data of a learner may be a run, too: the one to export is the word without an option.
+    assert main.main(["export", "--data-dir", run, "--no-best", run, "--out", "model"]) == 2
+    assert places[-1] == Path(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sloppy(tiny_learners.Config):
+    data_dir: Path = "data"
+
+
+def test_a_place_that_is_written_as_a_string(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = command.LearnerCommand("mine", Sloppy, tiny_learners.Regression)
+    assert mine.train(mine.options_type()(config=Sloppy(steps=1), run_dir=tmp_path / "run")) == 0
+    assert RunDirectory(tmp_path / "run").config()["options"]["data_dir"] == str(tmp_path / "data")
 
 
 def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
