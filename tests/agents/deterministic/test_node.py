@@ -91,9 +91,19 @@ def drifting(config, context):
     return explore
 
 
-def forgetful(config, context):
-    context.memory["seen"] = set()
-    return lambda action: action
+def nesting(config, context):
+    """Works in a dictionary, in an array within it, and in a list that begins with one array."""
+    zeros = np.zeros(1, np.float32)
+    state = context.memory.setdefault("state", {"drift": zeros.copy(), "last": [zeros] * 3})
+    drift, last = state["drift"], state["last"]
+
+    def explore(action):
+        last.append(context.random.standard_normal(1, np.float32))
+        drift[:] = 0.9 * drift + 0.1 * last.pop(0)
+        state["count"] = state.get("count", 0) + 1
+        return drift / state["count"] ** 0.5
+
+    return explore
 
 
 def make_node(kind, run_dir, total_steps=300, exploration="gaussian", **replay):
@@ -148,7 +158,7 @@ def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("exploration", "end"), [("holding", 1), ("holding", 30), ("drifting", 30)]
+    ("exploration", "end"), [("holding", 1), ("holding", 30), ("drifting", 30), ("nesting", 30)]
 )
 def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch, exploration, end):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
@@ -165,10 +175,19 @@ def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch
     np.testing.assert_array_equal(run("cut", end, 38), run("whole", 38))
 
 
-def test_a_memory_that_cannot_be_read_back_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (set(), r"got set at memory\['state'\]; convert"),
+        ([np.float32(0.1)], r"got float32 at memory\['state'\]\[0\]; convert"),
+        ({"last": (1, 2)}, r"got tuple at memory\['state'\]\['last'\]; convert"),
+    ],
+)
+def test_a_memory_that_would_not_come_back_is_refused(tmp_path, monkeypatch, value, found):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
-    node = make_node(Agent, tmp_path, exploration=f"{__name__}:forgetful")
-    with pytest.raises(CheckpointError, match=r"got set at state\['memory'\]\['seen'\]; convert"):
+    node = make_node(Agent, tmp_path)
+    node._memory["state"] = value
+    with pytest.raises(CheckpointError, match=found):
         node._save()
 
 
