@@ -133,14 +133,15 @@ def run(plan: SweepPlan) -> int:
         directory.describe(SWEEP, plan.identity, {"arguments": plan.arguments.words()})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
         study.prefer(plan.defaults)
+        # First, since a population fails the trials whose weights are gone.
+        if plan.retry_failed:
+            study.retry()
         scheduler: TrialScheduler = study
         if plan.search.interval is not None:
             scheduler = Population(study, plan.search.interval)
             trials = scheduler.trials(plan.trials)
         else:
             trials = study.trials()
-        if plan.retry_failed:
-            study.retry(trials)
         drawn = board.SweepBoard(trials, max(plan.trials, len(trials)))
 
         def note(trial: SweepTrial) -> None:

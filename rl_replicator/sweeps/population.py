@@ -88,10 +88,13 @@ class Population:
             return
         for path in map(trial.run_dir, trial.seeds):
             if not RunDirectory(path).exists:
-                trial.state, trial.reason = TrialState.FAILED, f"found no run in {path} any more"
-                self._study.finish(trial, None)
-                _LOG.warning("trial %d has failed: it %s", trial.number, trial.reason)
+                self._fail(trial, f"found no run in {path} any more")
                 return
+
+    def _fail(self, trial: SweepTrial, reason: str) -> None:
+        trial.state, trial.reason = TrialState.FAILED, reason
+        self._study.finish(trial, None)
+        _LOG.warning("trial %d has failed: it %s", trial.number, trial.reason)
 
     def ask(self) -> SweepTrial:
         """Raises: the population has all of its trials from the start."""
@@ -220,15 +223,26 @@ class Population:
             trial.values = stage.values
 
     def _copy(self, trials: Sequence[SweepTrial], decided: Mapping[str, Any]) -> None:
-        """Copies the runs of trials that have not ended, unless that has been done."""
+        """Copies the runs of trials that have not ended, unless that has been done.
+
+        A trial whose source somebody has deleted before its copy was made keeps its runs and fails:
+        it has the settings of the copy, and not the weights.
+        """
         by_number = {trial.number: trial for trial in trials}
         for number, copy in decided["copies"].items():
             trial, source = by_number[int(number)], by_number[copy["source"]]
             if trial.state not in _TO_CONTINUE:
                 continue  # It has trained since then, and its run may have been deleted.
-            for seed in trial.seeds:
-                if not lineage.is_written(trial.run_dir(seed), trial.lineage):
-                    lineage.copy_run(source.run_dir(seed), trial.run_dir(seed), trial.lineage)
+            seeds = [
+                seed
+                for seed in trial.seeds
+                if not lineage.is_written(trial.run_dir(seed), trial.lineage)
+            ]
+            if seeds and not _is_saved(source):
+                self._fail(trial, f"found no checkpoint of trial {source.number} to copy any more")
+                continue
+            for seed in seeds:
+                lineage.copy_run(source.run_dir(seed), trial.run_dir(seed), trial.lineage)
 
 
 def _tables(trial: SweepTrial) -> list[Any]:

@@ -187,12 +187,11 @@ class Study:
             if one.state in states and self._is_drawn(one)
         ]
 
-    def retry(self, trials: Sequence[SweepTrial]) -> None:
-        """Makes those of some trials that have failed `RUNNING` again."""
-        for trial in trials:
+    def retry(self) -> None:
+        """Makes the trials that have failed `RUNNING` again."""
+        for trial in self.trials():
             if trial.state is TrialState.FAILED:
                 self.note(trial, _HAS_FAILED, False)
-                trial.state = TrialState.RUNNING
 
     def _trial(self, one: Any) -> SweepTrial:
         values = {

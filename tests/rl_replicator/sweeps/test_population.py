@@ -12,7 +12,7 @@ from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
-from rl_replicator.sweeps import search
+from rl_replicator.sweeps import lineage, search
 from rl_replicator.sweeps.population import Population
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import TrialState
@@ -152,6 +152,30 @@ def test_a_population_goes_on_without_runs_that_were_deleted(tmp_path, caplog):
         _, again = open_population(tmp_path, count=4)
     told = f"trial 2 has failed: it found no run in {other.run_dir(1)} any more"
     assert caplog.text.count(told) == 1
+
+
+def test_nothing_is_lost_if_the_source_of_a_copy_was_deleted(tmp_path, caplog):
+    population, trials = open_population(tmp_path, count=4)
+    for trial, figure in zip(trials, [0, 3, 2, 1], strict=True):
+        pause(population, trial, 100, figure)
+    before = (trials[0].run_dir(1) / "lineage.json").read_text()
+    with pytest.MonkeyPatch.context() as patch:  # Ended before the copy.
+        patch.setattr(lineage, "copy_run", lambda *args: None)
+        population.advance(trials)
+    source = trials[1]
+    assert trials[0].lineage[-1].source == source.number
+    shutil.rmtree(source.path)
+    for _ in range(2):
+        _, again = open_population(tmp_path, count=4)
+        states = [TrialState.FAILED] * 2 + [TrialState.RUNNING] * 2
+        assert [trial.state for trial in again] == states
+        assert weights_of(again[0], 1) == (100, [1.0] * 3)
+        assert (again[0].run_dir(1) / "lineage.json").read_text() == before
+        assert not source.path.exists()
+        # Tried again, both fail again.
+        Study(tmp_path / "trials.journal", PLAN, (1, 2)).retry()
+    told = "trial 0 has failed: it found no checkpoint of trial 1 to copy any more"
+    assert caplog.text.count(told) == 2
 
 
 def test_the_lowest_figure_may_be_the_best(tmp_path):

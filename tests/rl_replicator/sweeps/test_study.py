@@ -165,8 +165,8 @@ def test_a_trial_that_has_failed_can_be_tried_again(tmp_path):
         failed.state = TrialState.FAILED
         study.finish(failed, None)
         study = open_study(tmp_path, ASHA)
+        study.retry()
         trials = study.trials()
-        study.retry(trials)
         assert [trial.state for trial in trials] == [TrialState.DONE, TrialState.RUNNING]
         assert [trial.state for trial in open_study(tmp_path, ASHA).trials()] == [
             TrialState.DONE,
