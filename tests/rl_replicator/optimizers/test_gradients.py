@@ -171,6 +171,20 @@ def test_the_scale_stays_at_least_one(monkeypatch):
     assert scales == [1.0, 1.0, 1.0]
 
 
+def test_updates_of_a_step_adapt_the_scale_once(monkeypatch):
+    """Three finite updates double it, at the end of their step; any skipped one halves it."""
+    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 3)
+    guard = gradients.LossScaleGuard(is_dynamic=True)
+    scales = []
+    for step in ([True], [True], [True], [True] * 2, [True] * 2, [True, False, False, True]):
+        for finite in step:
+            guard.update(tf.constant(finite))
+        guard.adapt()
+        scales.append(float(guard.scale) / gradients.INITIAL_SCALE)
+    assert scales == [1.0, 1.0, 2.0, 2.0, 4.0, 2.0]
+    assert int(guard.num_skipped) == 2 and int(guard.num_good) == 0
+
+
 def test_a_guard_has_nothing_to_train():
     """It is part of its optimizer, where a step may look for what to train."""
     guard = gradients.LossScaleGuard(is_dynamic=True)
