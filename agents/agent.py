@@ -94,7 +94,8 @@ class ExplorationContext:
       rank: position of the environment among those of all actors, from 0 to 1; 0.5 if there is only
         one.
       memory: what the exploration keeps from one action to the next, by name. It starts empty in
-        every node; checkpoints of deterministic runs hold it: arrays, JSON types, or None.
+        every node; checkpoints of deterministic runs hold it: arrays, Python's numbers and texts,
+        None, and lists and dicts of them.
     """
 
     random: np.random.Generator

@@ -1,6 +1,5 @@
 """The node of a deterministic run: actor, learner and evaluator in one loop."""
 
-import itertools
 import time
 from typing import Any
 
@@ -10,6 +9,7 @@ import tensorflow as tf
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
+from agents.deterministic import exploration_memory
 from agents.deterministic.episode import SavedEpisode
 from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
@@ -21,7 +21,7 @@ from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
-from rl_replicator.errors import CheckpointError, ConfigError
+from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
@@ -30,8 +30,6 @@ _STEPS_PER_REPORT = 100
 _STEPS_PER_METRICS = 500
 # Saving takes at most a twentieth of the time.
 _SAVE_SHARE = 20.0
-# What a checkpoint gives back as the same types.
-_TYPES_OF_MEMORY = (dict, list, np.ndarray, str, bool, int, float, type(None))
 
 
 class DeterministicNode:
@@ -199,66 +197,8 @@ class DeterministicNode:
             "learner": TrackablePart(**self._learner.trackables()),
             "replay": self._replay,
             "episode": self._episode,
-            "exploration": JsonPart(
-                lambda: {"memory": _checked(self._memory)},
-                lambda saved: _put_back(self._memory, saved["memory"], set()),
-            ),
+            "exploration": exploration_memory.part(self._memory),
         }
-
-
-def _checked(memory: Any, where: str = "memory") -> Any:
-    """Returns the memory of an exploration, whose values all come back with their types.
-
-    Raises:
-      CheckpointError: for others, such as NumPy scalars, with which an exploration computes in
-        another precision than with Python's.
-    """
-    if type(memory) not in _TYPES_OF_MEMORY:
-        raise CheckpointError(
-            f"expected arrays, Python's numbers and texts, None, lists and dicts in the memory of "
-            f"an exploration, got {type(memory).__name__} at {where}; convert it with float, int, "
-            "bool, str, list, dict or np.array"
-        )
-    if isinstance(memory, dict):
-        for name, value in memory.items():
-            _checked(value, f"{where}[{name!r}]")
-    elif isinstance(memory, list):
-        for i, value in enumerate(memory):
-            _checked(value, f"{where}[{i}]")
-    return memory
-
-
-def _put_back(held: Any, saved: Any, filled: set[int]) -> Any:
-    """Returns what was saved, in the arrays, lists and dicts that are held where they fit.
-
-    An exploration may have taken them out of its memory once, to work in them.
-
-    Args:
-      held: what the memory has at a place.
-      saved: what it had there when it was saved.
-      filled: identities of what has been filled. An object that is held at several places at the
-        start, as in `[zeros] * 3`, may have been replaced by others there, so it is filled once.
-    """
-    if id(held) in filled:
-        return saved
-    filled.add(id(held))
-    if isinstance(held, dict) and isinstance(saved, dict):
-        restored = {name: _put_back(held.get(name), one, filled) for name, one in saved.items()}
-        held.clear()
-        held.update(restored)
-    elif isinstance(held, list) and isinstance(saved, list):
-        pairs = itertools.zip_longest(held[: len(saved)], saved)
-        held[:] = [_put_back(old, one, filled) for old, one in pairs]
-    elif (
-        isinstance(held, np.ndarray)
-        and isinstance(saved, np.ndarray)
-        and (held.shape, held.dtype) == (saved.shape, saved.dtype)
-        and held.flags.writeable
-    ):
-        held[...] = saved
-    else:
-        return saved
-    return held
 
 
 def _check_repeatable(learner: AgentLearner, actor: BatchActor) -> None:
