@@ -496,9 +496,12 @@ def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeyp
     export = ["export", run, "--out", "model", "--data-dir", "again"]
     assert main.main(export) == 2  # Nothing is served; but the learner was made.
     assert places[2:] == [moved, moved, Path("again"), Path("again")]
-    # The data of a learner may be a run, too: the one to export is the word without an option.
-    assert main.main(["export", "--data-dir", run, "--no-best", run, "--out", "model"]) == 2
-    assert places[-1] == Path(run)
+    # The data of a learner may look like a run: the one to export is the word without an option.
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    assert main.main(["export", "--data-dir", str(other), "--no-best", run, "--out", "model"]) == 2
+    assert places[-1] == other
 
 
 @dataclasses.dataclass(frozen=True)
