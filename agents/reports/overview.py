@@ -73,9 +73,9 @@ def curves(reading: Reading) -> Html:
     """Returns a chart for each task, with a line for each config."""
     names = config_names(reading)
     first = 0
+    several = len(reading.configs) > 1
     body: list[Html] = []
     for family in reading.families:
-        several = len(family.configs) > 1
         charts = [
             chart(
                 [
@@ -105,10 +105,18 @@ def table_of_results(reading: Reading) -> Html:
     """Returns the table of results, and the comparison of the configs."""
     body: list[Child] = []
     first = 0
+    several = len(reading.configs) > 1
     for family in reading.families:
-        rows = _result_rows(family, first)
-        letter = "config" if len(family.configs) > 1 else None
-        head = ["task", letter, "at", f"mean {family.y_label} [95 %]", "seeds", "range", "best"]
+        rows = _result_rows(family, first, several)
+        head = [
+            "task",
+            "config" if several else None,
+            "at",
+            f"mean {family.y_label} [95 %]",
+            "seeds",
+            "range",
+            "best",
+        ]
         body.append(table(head, rows, (2, 3, 4, 5, 6)))
         body.append(_pairs(family))
         first += len(family.configs)
@@ -162,10 +170,11 @@ def _result_tiles(reading: Reading) -> list[Html]:
 
 
 def _highlighted(reading: Reading) -> list[int]:
-    configs = reading.configs
-    if len(configs) <= _MOST_TILES:
-        return list(range(len(configs)))
-    if len(reading.families) > 1 or len({frozenset(one.curves) for one in configs}) > 1:
+    if len(reading.configs) <= _MOST_TILES:
+        return list(range(len(reading.configs)))
+    families = [family for family in reading.families if family.is_evaluated]
+    configs = [config for family in families for config in family.configs]
+    if len(families) != 1 or len({frozenset(one.curves) for one in configs}) > 1:
         return []  # Their figures do not compare.
     is_lowest_best = _is_lowest_best(configs[0])
     if is_lowest_best is None:
@@ -174,7 +183,8 @@ def _highlighted(reading: Reading) -> list[int]:
         float(statistics.mean([curve.values[:, -1] for curve in config.curves.values()]))
         for config in configs
     ]
-    return [_best(means, is_lowest_best)]
+    best = configs[_best(means, is_lowest_best)]
+    return [place for place, config in enumerate(reading.configs) if config is best]
 
 
 def _is_lowest_best(config: ComparedConfig) -> bool | None:
@@ -252,8 +262,7 @@ def _legend(family: Family, names: Sequence[str], first: int) -> Html:
     return element("ul", items, class_="legend")
 
 
-def _result_rows(family: Family, first: int) -> list[list[Child]]:
-    several = len(family.configs) > 1
+def _result_rows(family: Family, first: int, several: bool) -> list[list[Child]]:
     letters = [
         config_name(first + i, config.label, "") if several else None
         for i, config in enumerate(family.configs)

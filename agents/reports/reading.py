@@ -122,11 +122,13 @@ class Family:
     Attributes:
       x_label: what their steps are.
       y_label: what their figure is.
+      is_evaluated: whether it is a figure of evaluations, not of training.
       configs: the configs among them.
     """
 
     x_label: str
     y_label: str
+    is_evaluated: bool
     configs: Sequence[ComparedConfig]
 
 
@@ -209,25 +211,32 @@ def _read(path: Path) -> ReportedRun:
 def _families(
     runs: Sequence[tuple[ReportedRun, Series]],
 ) -> tuple[list[Family], list[int], list[LeftOut]]:
-    """Returns the families, for each run the index of its config, and runs left out of curves."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, (_, series) in enumerate(runs):
-        groups.setdefault((series.x_label, series.y_label), []).append(index)
+    """Returns the families, for each run the index of its config, and runs left out of curves.
+
+    A run without an evaluation has no curve beside evaluated ones of its config.
+    """
+    keys = [plots.key_of(comparison.without_task(run.settings)) for run, _ in runs]
+    evaluated = {key for key, (run, _) in zip(keys, runs, strict=True) if run.is_evaluated}
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for index, (run, series) in enumerate(runs):
+        if run.is_evaluated or keys[index] not in evaluated:
+            labels = (series.x_label, series.y_label, run.is_evaluated)
+            groups.setdefault(labels, []).append(index)
     families: list[Family] = []
-    places = [0] * len(runs)
+    places: dict[int, int] = {}
+    first_places: dict[str, int] = {}
     left_out = []
     for labels, members in groups.items():
         first = sum(len(family.configs) for family in families)
-        evaluated = [
-            EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members
-        ]
-        curves = plots.merged(evaluated)
+        drawn = [EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members]
+        curves = plots.merged(drawn)
         configs = comparison.grouped(curves, first)
-        keys = [plots.key_of(config.identity) for config in configs]
-        for i, one in zip(members, evaluated, strict=True):
-            key = plots.key_of(comparison.without_task(one.settings))
-            places[i] = first + keys.index(key)
+        own = {plots.key_of(config.identity): place for place, config in enumerate(configs, first)}
+        first_places = own | first_places
+        for i, one in zip(members, drawn, strict=True):
+            places[i] = own[keys[i]]
             if any(one in curve.left_out for curve in curves):
                 left_out.append(LeftOut(runs[i][0].path, one.why_apart))
         families.append(Family(*labels, configs))
-    return families, places, left_out
+    in_order = [places.get(index, first_places[key]) for index, key in enumerate(keys)]
+    return families, in_order, left_out

@@ -156,6 +156,14 @@ def test_the_direction_of_the_score_decides_which_is_best(
     assert tile in document.section("glance")
 
 
+def test_a_config_without_an_evaluation_hides_no_result(make_learner_run):
+    runs = [make_learner_run(f"w{width}", {}, {20: 1.0 * width}, width=width) for width in (1, 2)]
+    document = _Document(_render([*runs, make_learner_run("new", {10: 1.0}, {}, width=3)]))
+    assert "B Highest accuracy 2" in document.section("glance")
+    assert "C width 3 1 seed" in document.section("curves")
+    assert "– C 10 1 1 – –" in document.section("results")
+
+
 def test_a_figure_without_a_direction_has_no_best_value(make_learner_run):
     runs = [
         make_learner_run(f"w{width}-{seed}", {}, {20: 0.25 * width}, seed=seed, width=width)

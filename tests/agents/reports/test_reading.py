@@ -51,6 +51,26 @@ def test_training_stands_in_before_the_first_evaluation(make_learner_run):
     np.testing.assert_array_equal(family.configs[0].curves[""].values, [[2.0, 1.0]])
 
 
+def test_a_run_without_an_evaluation_belongs_to_its_config(make_run):
+    def make(name, n_step, seed, is_evaluated=True):
+        run = make_run(name, {100: 1.0} if is_evaluated else {}, seed=seed, n_step=n_step)
+        writer = MetricWriter(run, "environment_steps")
+        writer.write("actor", 20, {"episode_return": 0.5})
+        writer.close()
+        return run
+
+    begun, new = make("begun", 1, 3, is_evaluated=False), make("new", 9, 1, is_evaluated=False)
+    runs = [begun, make("one", 1, 1), new, make("two", 1, 2), make("other", 5, 1)]
+    found = reading.read(runs)
+    assert {run.path.name: place for run, place in zip(found.runs, found.places, strict=True)} == {
+        "begun": 0, "one": 0, "new": 2, "two": 0, "other": 1
+    }  # fmt: skip
+    evaluated, training = found.families
+    assert (evaluated.is_evaluated, training.is_evaluated) == (True, False)
+    assert [config.label for config in found.configs] == ["A", "B", "C"]
+    assert evaluated.configs[0].curves["a:b"].seeds == 2
+
+
 def test_the_actors_that_a_run_was_scaled_to_are_its_config(make_run):
     runs = [make_run("one", {100: 1.0}), make_run("scaled", {100: 2.0}, seed=2)]
     (runs[1] / actor_count.FILE).write_text('{"actors": 8}')
