@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import actor_count, comparison, plots, selection
+from rl_replicator.runs import actor_count, comparison, events, plots, selection
 from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plots import EvaluatedRun, Series
@@ -59,9 +59,11 @@ class ReportedRun:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that it was asked for; None if it counts in other units."""
+        """Steps of the whole run; None if it does not tell."""
         steps = self.options.get("steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
+        if isinstance(steps, int) and steps > 0:
+            return steps
+        return None if self.score is None else self.score.end  # It was asked for epochs.
 
     @property
     def seconds(self) -> float:
@@ -70,10 +72,12 @@ class ReportedRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has taken all its steps, and evaluated what it has learned."""
+        """Whether it has taken all its steps, and evaluated what it has learned if it can."""
         table = self._first(plots.EVALUATION_GROUPS)
         total = self.total_steps
-        return table is not None and total is not None and next(iter(table.values()))[-1] >= total
+        if total is None or (table is None and self.score is None):
+            return events.is_finished(events.read(self.path))
+        return table is not None and next(iter(table.values()))[-1] >= total
 
     @property
     def is_evaluated(self) -> bool:

@@ -88,6 +88,16 @@ def _cells(line: str) -> list[str]:
         return []
 
 
+def is_finished(found: list[Event]) -> bool:
+    """Returns whether a run has reached its end, and has not been continued since.
+
+    Args:
+      found: the result of `read`.
+    """
+    told = [one.event for one in found if one.node == RUN and one.event in _STARTS_AND_ENDS]
+    return told[-1:] == [FINISHED]
+
+
 def faults(found: list[Event]) -> list[Event]:
     """Returns the events that tell of a fault which the run has survived.
 

@@ -1,6 +1,7 @@
 """Runs are grouped by config and figure; what can't be read is left out with its reason."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from agents.config import at_repeat
 from agents.reports import reading
 from rl_replicator.cli import trainables
-from rl_replicator.runs import actor_count
+from rl_replicator.runs import actor_count, events
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -69,6 +70,28 @@ def test_a_run_without_an_evaluation_belongs_to_its_config(make_run):
     assert (evaluated.is_evaluated, training.is_evaluated) == (True, False)
     assert [config.label for config in found.configs] == ["A", "B", "C"]
     assert evaluated.configs[0].curves["a:b"].seeds == 2
+
+
+def test_a_run_in_epochs_is_complete_at_the_end_that_its_score_names(make_learner_run):
+    runs = [make_learner_run(name, {}, {step: 0.5}) for name, step in (("a", 20), ("b", 10))]
+    for run in runs:
+        config = json.loads((run / "config.json").read_text())
+        config["options"] = {"epochs": 2}
+        config["score"]["end"] = 20
+        (run / "config.json").write_text(json.dumps(config))
+    found = reading.read(runs).runs
+    assert [(run.total_steps, run.is_complete) for run in found] == [(20, True), (20, False)]
+
+
+def test_a_run_that_evaluates_nothing_is_complete_when_it_has_finished(make_learner_run):
+    run = make_learner_run("one", {10: 2.0, 20: 1.0}, {})
+    config = json.loads((run / "config.json").read_text())
+    del config["score"]
+    (run / "config.json").write_text(json.dumps(config))
+    told = (events.STARTED, events.FINISHED, events.CONTINUED, events.FINISHED)
+    for event, is_complete in zip(told, (False, True, False, True), strict=True):
+        events.record(run, events.RUN, event)
+        assert [one.is_complete for one in reading.read([run]).runs] == [is_complete]
 
 
 def test_the_actors_that_a_run_was_scaled_to_are_its_config(make_run):
