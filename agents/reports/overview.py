@@ -320,11 +320,10 @@ def _pairs(family: Family) -> Html | None:
 
 
 def _pair(pair: Pair) -> list[Child]:
-    steps = [figures.steps(step) for step in sorted(set(pair.steps.values()))]
     return [
         f"{pair.first} − {pair.second}",
         str(len(pair.steps)),
-        " to ".join(dict.fromkeys((steps[0], steps[-1]))) if steps else "–",
+        pair.at or "–",
         figures.interval(pair.difference) if pair.steps else "–",
         figures.interval(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
         pair.verdict,

@@ -61,6 +61,12 @@ class Pair:
     is_lowest_best: bool | None
 
     @property
+    def at(self) -> str:
+        """The lowest and the highest of its steps, such as "100 to 2,000"; "" without any."""
+        steps = [f"{step:,.0f}" for step in sorted(self.steps.values())]
+        return " to ".join(dict.fromkeys((*steps[:1], *steps[-1:])))
+
+    @property
     def verdict(self) -> str:
         """Which config has the better figure, or the higher one; or why that is not known."""
         if not self.steps:
@@ -152,16 +158,18 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
     rows = [["task", "steps", *(f"{label} {one.label}" for one in compared)]]
     counts = collections.Counter(task for one in compared for task in one.curves)
     for task in sorted(task for task, count in counts.items() if count > 1):
-        steps = [pair.steps[task] for pair in found if task in pair.steps]
-        step = min(steps, default=None)
-        cells = [_seeds(one.curves.get(task), step) for one in compared]
-        rows.append([task or "-", "none in common" if step is None else f"{step:,.0f}", *cells])
+        for step in sorted({pair.steps[task] for pair in found if task in pair.steps}) or [None]:
+            cells = [_seeds(one.curves.get(task), step) for one in compared]
+            rows.append([task or "-", "none in common" if step is None else f"{step:,.0f}", *cells])
     lines += ["", *_aligned(rows), ""]
+    improvement = "probability of improvement [95 %]"
     lines += _aligned(
-        [["pair", "difference [95 %]", "probability of improvement [95 %]", "verdict"]]
+        [["pair", "tasks", "at", "difference [95 %]", improvement, "verdict"]]
         + [
             [
                 f"{pair.first} - {pair.second}",
+                str(len(pair.steps)),
+                pair.at or "-",
                 _interval(pair.difference),
                 _interval(pair.improvement) if np.isfinite(pair.improvement.low) else "-",
                 pair.verdict,

@@ -81,7 +81,7 @@ def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
     text = " ".join(comparison.report(*_read(run_dirs)).split())
     assert text.startswith("config agent.n_step A 5 B 1 task steps ")
     assert " a:b 100 51.5 (51 to 52, 2 seeds) 26.5 (26 to 27, 2 seeds) c:d " in text
-    assert " A - B 37.5 [3" in text and text.endswith(" 1 [1, 1] A is higher")
+    assert " A - B 2 100 to 200 37.5 [3" in text and text.endswith(" 1 [1, 1] A is higher")
 
 
 def _read(run_dirs):
@@ -107,7 +107,19 @@ def test_runs_of_learners(make_run):
     compared, pairs = _read([one, other])
     assert pairs[0].verdict == "one seed: no interval"
     last = comparison.report(compared, pairs).splitlines()[-1]
-    assert last.split() == ["A", "-", "B", "-0.25", "-", "one", "seed:", "no", "interval"]
+    assert last.split() == [
+        "A",
+        "-",
+        "B",
+        "1",
+        "10",
+        "-0.25",
+        "-",
+        "one",
+        "seed:",
+        "no",
+        "interval",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +213,10 @@ def test_configs_are_compared_only_at_steps_of_both(make_run):
     assert found[0].verdict == "no steps in common" and np.isnan(found[0].difference.value)
     text = [line.split("  ") for line in comparison.report(compared, found).splitlines()]
     rows = [[cell.strip() for cell in line if cell] for line in text]
-    assert ["a", "1,000", "10", "-", "1"] in rows
+    assert ["a", "1,000", "10", "-", "1"] in rows and ["a", "20,000", "-", "200", "1"] in rows
     assert ["b", "none in common", "-", "-", "-"] in rows
-    assert ["A - B", "-", "-", "no steps in common"] in rows
+    assert ["A - B", "0", "-", "-", "-", "no steps in common"] in rows
+    assert ["B - C", "1", "20,000", "199", "-", "one seed: no interval"] in rows
 
 
 def test_engines_of_environments_are_configs_too(make_run):
