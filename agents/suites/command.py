@@ -163,13 +163,15 @@ def _conclude(
     number: int | None,
 ) -> int:
     """Prints the measures and what is missing; returns the exit status."""
-    tasks = {status.run.task for status in statuses}
-    marked = results.at_end((row for row in rows if row.task in tasks), plan.steps)
+    asked = {(status.run.task, status.run.seed) for status in statuses}
+    marked = results.at_end((row for row in rows if (row.task, row.seed) in asked), plan.steps)
     if marked:
         for name, interval in results.summarize(marked).items():
             print(f"{name} of {len(marked)} tasks: {interval}")
     paths = [plan.run_dir / name for name in ("results.csv", "results.png")]
-    print(f"results {', '.join(str(path) for path in paths if path.exists())}", flush=True)
+    has_others = any((row.task, row.seed) not in asked for row in rows)
+    about = ", of all runs there" if has_others else ""
+    print(f"results {', '.join(str(path) for path in paths if path.exists())}{about}", flush=True)
     counted = {(row.task, row.seed) for found in marked.values() for row in found}
     for status in statuses:
         if status.state is State.DONE and (status.run.task, status.run.seed) not in counted:

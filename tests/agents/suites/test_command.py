@@ -286,6 +286,27 @@ def test_only_files_that_there_are_are_named(tmp_path, monkeypatch, capsys):
         assert line == f"results {', '.join(str(tmp_path / name) for name in names.split())}"
 
 
+def test_only_the_runs_that_are_asked_for_count_in_the_summary(tmp_path, monkeypatch, capsys):
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    monkeypatch.chdir(ROOT)
+    plan = command.SuitePlan(
+        Suite("s", ("a:b",), ()), 100, 1, tmp_path, "fake", 1, (), {}, Anchors({})
+    )
+    for env, seed in (("a:b", 1), ("a:b", 2), ("c:d", 1)):
+        write_run(tmp_path / SuiteRun(env, seed).name, env, seed, [(100, seed)])
+    RunDirectory(tmp_path).describe("suite", plan.identity, {})  # It was run before.
+    assert command.run(plan) == 0
+    output = capsys.readouterr().out
+    assert "mean of 1 tasks: 1\n" in output and "results.png, of all runs there\n" in output
+    with (tmp_path / "results.csv").open() as file:
+        assert len([*csv.DictReader(file)]) == 3
+
+
 def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
     from agents.suites import command
     from agents.suites.anchors import Anchors
