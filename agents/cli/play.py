@@ -27,6 +27,7 @@ def run(args: Sequence[str]) -> int:
     from agents.policies import playing, video_file
     from rl_replicator.cli import options, stderr_filter
     from rl_replicator.errors import check_option
+    from rl_replicator.runs.statistics import number
 
     @dataclasses.dataclass(frozen=True)
     class PlayOptions:
@@ -54,7 +55,7 @@ def run(args: Sequence[str]) -> int:
 
     def play(show: playing.Show) -> None:
         for total in playing.play(environment, actor, task, most, show, chosen.episodes):
-            print(f"return {total:.1f} ({task.name})", flush=True)
+            print(f"return {number(total)} ({task.name})", flush=True)
 
     if chosen.output is None and playing.has_display():
         with contextlib.closing(playing.Window(task.name)) as window:

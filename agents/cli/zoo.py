@@ -103,6 +103,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     from rl_replicator.cli import trainables
     from rl_replicator.exports import formats
     from rl_replicator.runs.run_directory import RunDirectory
+    from rl_replicator.runs.statistics import number
 
     trainable: Any = trainables.of_run(run_dir)
     model = trainable.exported(run_dir, chosen.best, chosen.license)
@@ -117,7 +118,9 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
             returns = list(playing.play(environment, actor, policy.task, most, add, episodes=1))
         played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
     returns += [episode.episode_return for episode in played if episode is not None]
-    measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"
+    measured = (
+        f"{number(sum(returns) / len(returns))} ({number(min(returns))} to {number(max(returns))})"
+    )
     print(f"{name}: return {measured}", flush=True)
     cells = (facts["task"], facts["agent"], facts["environment steps"], measured)
     return f"| [{name}]({name}/README.md) | {' | '.join(cells)} | [film]({name}/{_FILM}) |"

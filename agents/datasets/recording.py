@@ -14,6 +14,7 @@ from agents.environment_loop import evaluation_episode
 from agents.learning.weights import NoSuchNetworkError
 from agents.policies.policy import Policy
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.statistics import number
 
 _NOISE_STREAM = 1
 
@@ -101,11 +102,12 @@ class DatasetSummary:
         return cls(sum(steps), returns, sum(terminated))
 
     def __str__(self) -> str:
-        mean = sum(self.returns) / len(self.returns)
+        mean, low, high = map(
+            number, (sum(self.returns) / len(self.returns), min(self.returns), max(self.returns))
+        )
         return (
             f"{len(self.returns):,} episodes ({self.num_terminated:,} terminated), "
-            f"{self.num_steps:,} actions, return {mean:.1f} (min {min(self.returns):.1f}, max "
-            f"{max(self.returns):.1f})"
+            f"{self.num_steps:,} actions, return {mean} (min {low}, max {high})"
         )
 
 

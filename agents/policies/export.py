@@ -16,6 +16,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.statistics import number
 
 
 def export_policy(
@@ -164,8 +165,8 @@ def _return(policy: Policy, run: RunDirectory) -> str:
     index = same[-1] if len(same) else before[-1] if len(before) else 0
     row = {column: values[index] for column, values in table.items()}
     text = (
-        f"{row['episode_return']:.1f} (min {row['episode_return_min']:.1f}, max "
-        f"{row['episode_return_max']:.1f}, {counted(row['episodes'])})"
+        f"{number(row['episode_return'])} (min {number(row['episode_return_min'])}, max "
+        f"{number(row['episode_return_max'])}, {counted(row['episodes'])})"
     )
     return text if len(same) else f"{text}, of the weights after {steps[index]:,.0f} learner steps"
 

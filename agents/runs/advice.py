@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.statistics import number
 
 # Evaluations that a judgement needs.
 _FEWEST_EVALUATIONS = 6
@@ -65,7 +66,7 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     found = list(_causes(figures, options))
     verdict = (
         f"the return {'did not rise' if is_still else 'stayed low'} over the last third of the "
-        f"evaluations ({np.mean(_thirds(returns)[-1]):.0f})"
+        f"evaluations ({number(np.mean(_thirds(returns)[-1]))})"
     )
     if not found:
         ratio = known(options, "--agent.replay.samples-per-insert")
@@ -161,8 +162,8 @@ def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterato
         layers = known(options, "--agent.policy-layers")
         yield (
             f"{failed:.0%} of the evaluation episodes failed while others reached "
-            f"{figures['episode_return_max']:.0f}: some starts were never learned; explore more "
-            f"from them{more}{f', or enlarge {layers}' if layers else ''}"
+            f"{number(figures['episode_return_max'])}: some starts were never learned; explore "
+            f"more from them{more}{f', or enlarge {layers}' if layers else ''}"
         )
     saturation = figures.get("action_saturation", 0.0)
     if saturation > _SATURATION:

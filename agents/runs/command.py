@@ -208,11 +208,12 @@ class AgentCommand:
         """
         from agents.nodes.evaluation_figures import counted
         from agents.runs.restored import evaluate
+        from rl_replicator.runs.statistics import number
 
         returns = evaluate(self, run_dir, episodes, seed, best)
         mean = sum(returns) / len(returns)
         print(
-            f"return {mean:.1f} (min {min(returns):.1f}, max {max(returns):.1f}, "
+            f"return {number(mean)} (min {number(min(returns))}, max {number(max(returns))}, "
             f"{counted(episodes)})"
         )
         return 0
@@ -250,9 +251,10 @@ class AgentCommand:
           UsageError: if there is no run or no checkpoint.
         """
         from agents.runs.restored import film
+        from rl_replicator.runs.statistics import number
 
         path, episode_return = film(self, run_dir, output, seed)
-        print(f"video {path} (return {episode_return:.1f})")
+        print(f"video {path} (return {number(episode_return)})")
         return 0
 
     def config_type(self, pixels: bool) -> type:

@@ -7,6 +7,7 @@ from typing import TextIO
 from agents.nodes.counter import Progress
 from agents.runs import bottleneck
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, progress_text
+from rl_replicator.runs.statistics import number
 
 
 class AgentProgressLine:
@@ -48,9 +49,10 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
     """
     parts = []
     if progress.episode_return is not None:
-        parts.append(f"return {progress.episode_return:.0f}")
+        parts.append(f"return {number(progress.episode_return)}")
     if progress.evaluation_return is not None:
-        parts.append(f"evaluation {progress.evaluation_return:.0f} @{progress.evaluation_step:,}")
+        evaluation = number(progress.evaluation_return)
+        parts.append(f"evaluation {evaluation} @{progress.evaluation_step:,}")
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
     parts.append(verdict(progress, is_moving=actor_rate > 0 or learner_rate > 0))

@@ -48,6 +48,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.plain_data import as_stored
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import AUTO, RunDirectory, choose, folder_name, settled
+from rl_replicator.runs.statistics import number
 
 _LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
@@ -369,9 +370,10 @@ def _report(run: RunDirectory, options: AgentOptions) -> None:
     share = last.get("failed_share", np.nan)
     failed = f", {share:.0%} failed" if np.isfinite(share) else ""
     print(
-        f"evaluation return {last['episode_return']:.1f} over {counted(last['episodes'])} "
-        f"(min {last['episode_return_min']:.1f}, median {last['episode_return_median']:.1f}, "
-        f"max {last['episode_return_max']:.1f}{failed}) after "
+        f"evaluation return {number(last['episode_return'])} over {counted(last['episodes'])} "
+        f"(min {number(last['episode_return_min'])}, "
+        f"median {number(last['episode_return_median'])}, "
+        f"max {number(last['episode_return_max'])}{failed}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
         f"steps, {clock(last['wall_time'])}",
         *advise(run.path, options.plain()),

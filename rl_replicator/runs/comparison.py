@@ -248,18 +248,20 @@ def _seeds(curve: Curve | None, step: float | None) -> str:
     if curve is None or step is None or not plots.reach(curve.steps, step):
         return "-"
     values = _at(curve, step)
-    text = f"{values.mean():.4g}"
+    text = _figure(values.mean())
     if len(values) > 1:
-        text += f" ({values.min():.4g} to {values.max():.4g}, {curve.counted})"
+        text += f" ({_figure(values.min())} to {_figure(values.max())}, {curve.counted})"
     elif curve.runs > 1:
         text += f" ({curve.counted})"
     return text
 
 
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def _interval(one: statistics.Interval) -> str:
-    if not np.isfinite(one.low):
-        return f"{one.value:.3g}" if np.isfinite(one.value) else "-"
-    return f"{one.value:.3g} [{one.low:.3g}, {one.high:.3g}]"
+    return str(one) if np.isfinite(one.value) else "-"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -16,6 +16,7 @@ from agents.policies import exported, playing
 from agents.runs.options import AgentOptions
 from environments import flat
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.statistics import number
 from tests.agents.cli import wide_target
 
 ENV = "environments.fakes:target"
@@ -100,7 +101,7 @@ def test_an_exported_policy_is_filmed(folder, capsys):
     assert play.run([str(path), "--seed", "7", "--episodes", "2", "--output", "a.gif"]) == 0
     *returns, last = capsys.readouterr().out.splitlines()
     expected = by_hand(weights, 2)
-    assert returns == [f"return {value:.1f} ({ENV})" for value in expected]
+    assert returns == [f"return {number(value)} ({ENV})" for value in expected]
     assert expected[0] != expected[1] and last == "video a.gif"
     assert iio.imread("a.gif").shape[0] > 7  # Of two episodes; a GIF joins equal frames.
 
@@ -151,7 +152,7 @@ def test_a_window_that_is_closed_ends_the_episode(folder, capsys, windows):
     assert play.run([str(path), "--seed", "7", "--episodes", "4"]) == 0
     (window,) = windows
     assert (window.title, window.frames, window.is_closed) == (ENV, 10, True)
-    assert capsys.readouterr().out == f"return {by_hand(weights, 1)[0]:.1f} ({ENV})\n"
+    assert capsys.readouterr().out == f"return {number(by_hand(weights, 1)[0])} ({ENV})\n"
 
 
 def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
@@ -227,7 +228,7 @@ def test_an_exported_policy_needs_no_code_of_its_agent(folder, capsys):
     card = json.loads(str(arrays["card"])) | {"agent": "agent_of_another_folder:command"}
     np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
     assert play.run([str(path), "--seed", "7"]) == 0
-    assert f"return {by_hand(weights, 1)[0]:.1f} ({ENV})" in capsys.readouterr().out
+    assert f"return {number(by_hand(weights, 1)[0])} ({ENV})" in capsys.readouterr().out
 
 
 def test_an_exported_policy_has_no_best_checkpoint(folder):

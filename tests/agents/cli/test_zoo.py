@@ -34,7 +34,7 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     filmed = sum(1 for _ in iio.imiter(tmp_path / "zoo" / name / "film.mp4", plugin="FFMPEG"))
     assert filmed == 2  # Every third one of the four observations of an episode.
     card = (tmp_path / "zoo" / name / "README.md").read_text()
-    assert "8.2 (min 7.0, max 9.0, 5 episodes)" in card and "| licence | MIT |" in card
+    assert "8.25 (min 7, max 9, 5 episodes)" in card and "| licence | MIT |" in card
     # The run and what was exported from it play the same episodes.
     returns = []
     for path in (run, tmp_path / "zoo" / name):

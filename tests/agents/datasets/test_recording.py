@@ -22,6 +22,7 @@ from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.statistics import number
 from tests.agents.datasets.untrained import CONFIG, make_run
 
 TARGET = "environments.fakes:target"
@@ -78,10 +79,10 @@ def test_minari_reads_what_was_played(run_dir, capsys):
     assert about["algorithm_name"] == "td3"
     assert about["rl_replicator"]["config"]["identity"]["env"] == TARGET
     assert about["rl_replicator"]["environment_steps"] == 1000
-    mean = f"{np.mean(returns):.1f}"
+    mean = number(np.mean(returns))
     assert capsys.readouterr().out == (
         "dataset fakes/target-v0: 3 episodes (0 terminated), 60 actions, return "
-        f"{mean} (min {min(returns):.1f}, max {max(returns):.1f})\n"
+        f"{mean} (min {number(min(returns))}, max {number(max(returns))})\n"
     )
 
 

@@ -69,6 +69,8 @@ def test_the_line_says_how_far_how_good_how_fast():
         "25,000/100,000 steps | ETA 2:30 | return 512 | learner 125/s | actors 500/s | "
         "bottleneck: none, both are busy"
     )
+    share = make_progress(episode_return=0.4, evaluation_return=0.45, evaluation_step=20_000)
+    assert "| return 0.4 | evaluation 0.45 @20,000 |" in describe(share, 500.0, 125.0)
     assert clock(3725) == "1:02:05" and clock(None) == "-"
     # A run that goes on has steps, but none of its nodes has taken or reported anything yet.
     assert describe(make_progress(), 0.0, 0.0).endswith("| starting")

@@ -18,6 +18,7 @@ from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.plain_data import from_plain
+from rl_replicator.runs.statistics import number
 
 SETTINGS = {
     "env": "environments.fakes:target",
@@ -118,7 +119,7 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     words = ("--episodes", 1, "--seed", 5, *(["--best"] if best else []))
     assert command(capsys, "eval", run_dir, *words)[:2] == (
         0,
-        f"return {total:.1f} (min {total:.1f}, max {total:.1f}, 1 episode)\n",
+        f"return {number(total)} (min {number(total)}, max {number(total)}, 1 episode)\n",
     )
 
 
@@ -146,7 +147,7 @@ def test_episodes_are_cut_off_where_the_run_did(run_dir, capsys):
         total += float(timestep.reward)
     assert not timestep.last()
     status, out, _ = command(capsys, "eval", run_dir, "--episodes", 1, "--seed", 5)
-    assert status == 0 and out.startswith(f"return {total:.1f} (")
+    assert status == 0 and out.startswith(f"return {number(total)} (")
 
 
 def test_a_run_without_a_best_checkpoint_says_so(run_dir):

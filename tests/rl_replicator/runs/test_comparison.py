@@ -219,6 +219,16 @@ def test_configs_are_compared_only_at_steps_of_both(make_run):
     assert ["B - C", "1", "20,000", "199", "-", "one seed: no interval"] in rows
 
 
+def test_large_figures_are_whole_numbers(make_run):
+    runs = [
+        make_run(f"{n}-{seed}", [(10, 12_013.6 * n + seed)], seed=seed, config={"n": n})
+        for n in (1, 2)
+        for seed in (1, 2)
+    ]
+    text = comparison.report(*_read(runs))
+    assert " 12015 (12015 to 12016, 2 seeds) " in text and " -12014 [-12015, -12013] " in text
+
+
 def test_engines_of_environments_are_configs_too(make_run):
     """They start episodes differently."""
     dirs = [
