@@ -111,7 +111,7 @@ def faults_survived(reading: Reading) -> Html | None:
             is_fault = event in survived
             what = element("span", event.event, class_="state bad" if is_fault else "state")
             time = element("time", event.time.replace("T", " ").removesuffix("Z"))
-            rows.append([time, run.path.name, event.node, what, event.detail or None])
+            rows.append([time, run.name, event.node, what, event.detail or None])
     if not rows:
         return None
     whole = table(["time (UTC)", "run", "node", "event", "detail"], rows, ())
@@ -199,7 +199,7 @@ def advised(reading: Reading) -> Html | None:
             items.append(
                 element(
                     "li",
-                    element("b", run.path.name),
+                    element("b", run.name),
                     element("ul", [element("li", sentence(line)) for line in lines]),
                 )
             )

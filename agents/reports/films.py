@@ -137,4 +137,4 @@ def _picture(run: ReportedRun, path: Path, about: str) -> Iterator[Picture]:
     except OSError:
         return
     if stat.S_ISREG(found.st_mode) and found.st_size:
-        yield Picture(path, found.st_size, f"{run.path.name}: {about}")
+        yield Picture(path, found.st_size, f"{run.name}: {about}")

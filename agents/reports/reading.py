@@ -53,6 +53,11 @@ class ReportedRun:
     written: float
 
     @property
+    def name(self) -> str:
+        """The name of its directory, which may be given as "."."""
+        return self.path.resolve().name
+
+    @property
     def steps(self) -> int:
         """The newest step in any of its tables."""
         return max(int(next(iter(table.values())).max()) for table in self.tables.values())

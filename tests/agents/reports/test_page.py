@@ -219,6 +219,17 @@ def test_faults_survived(make_run):
     assert "one actor/0 restarted ProcessDied: signal 9" in document.section("faults")
 
 
+def test_a_run_in_the_working_directory_has_a_name(make_run, monkeypatch):
+    run = make_run("one", dict.fromkeys(range(10, 100, 10), 5.0))
+    events.record(run, events.RUN, events.STARTED)
+    (run / "evaluation.mp4").write_bytes(bytes(100))
+    monkeypatch.chdir(run)
+    document = _Document(_render([pathlib.Path()]))
+    assert "one: newest policy" in document.section("films")
+    assert "one run started" in document.section("faults")
+    assert "one The return did not rise" in document.section("advice")
+
+
 def test_films_up_to_a_size(make_run):
     run = make_run("one", {100: 1.0})
     (run / "films").mkdir()
