@@ -83,7 +83,7 @@ def curves(reading: Reading) -> Html:
                     for i, config in enumerate(family.configs)
                     if (curve := config.curves.get(task)) is not None
                 ],
-                task or names[first],
+                task or _trained(family, names[first]),
                 family.x_label,
                 family.y_label,
             )
@@ -235,6 +235,14 @@ def _bottleneck(reading: Reading) -> tuple[str, str] | None:
 
 def _tasks(family: Family) -> list[str]:
     return list(dict.fromkeys(task for config in family.configs for task in config.curves))
+
+
+def _trained(family: Family, name: str) -> str:
+    """Returns what the configs of a learner have in common; `name` if there is only one."""
+    if len(family.configs) == 1:
+        return name
+    found = {str(config.identity.get("trainable", "")) for config in family.configs}
+    return found.pop() if len(found) == 1 else family.y_label
 
 
 def _line(index: int, label: str, name: str, curve: Curve) -> Line:

@@ -156,6 +156,11 @@ def test_the_direction_of_the_score_decides_which_is_best(
     assert tile in document.section("glance")
 
 
+def test_a_chart_of_several_configs_of_a_learner_is_named_by_what_they_share(make_learner_run):
+    runs = [make_learner_run(f"w{width}", {}, {20: 1.0}, width=width) for width in (1, 2)]
+    assert "<b>spirals</b>" in _render(runs) and "<b>width 1</b>" not in _render(runs)
+
+
 def test_a_config_without_an_evaluation_hides_no_result(make_learner_run):
     runs = [make_learner_run(f"w{width}", {}, {20: 1.0 * width}, width=width) for width in (1, 2)]
     document = _Document(_render([*runs, make_learner_run("new", {10: 1.0}, {}, width=3)]))
