@@ -69,15 +69,16 @@ def training(reading: Reading) -> Html | None:
     """Returns a small chart for each figure of training."""
     names = config_names(reading)
     details = [run.details() for run in reading.runs]
-    found = dict.fromkeys(name for one in details for name in one)
-    shown = [name for name in found if name not in _COUNTERS][:_MOST_DETAILS]
+    found = dict.fromkeys((name, series.x_label) for one in details for name, series in one.items())
+    shown = [key for key in found if key[0] not in _COUNTERS][:_MOST_DETAILS]
+    names_shown = [name for name, _ in shown]
     several = len(reading.configs) > 1
     charts = []
-    for name in shown:
+    for name, x_label in shown:
         read = [
             (index, EvaluatedRun(run.settings, run.seed, one[name]))
             for index, run, one in zip(reading.places, reading.runs, details, strict=True)
-            if name in one
+            if name in one and one[name].x_label == x_label
         ]
         lines = []
         for index in sorted({index for index, _ in read}):
@@ -86,9 +87,9 @@ def training(reading: Reading) -> Html | None:
                 task = str(curve.settings.get("env", "")) if len(reading.tasks) > 1 else ""
                 text = " ".join(filter(None, (label if several else names[index], task)))
                 lines.append(Line(label, text, index, curve.steps, curve.values.mean(axis=0)))
-        charts.append(
-            chart(lines, name.replace("_", " "), read[0][1].series.x_label, "", is_small=True)
-        )
+        # Agents and learners count other steps.
+        over = f" over {x_label}" if names_shown.count(name) > 1 else ""
+        charts.append(chart(lines, f"{name.replace('_', ' ')}{over}", x_label, "", is_small=True))
     if not charts:
         return None
     return section(

@@ -18,6 +18,7 @@ from agents.cli import report
 from agents.reports import page, reading
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import events, statistics
+from rl_replicator.runs.metrics import MetricWriter
 
 _VOID = ("meta", "link", "img", "br")
 
@@ -154,6 +155,19 @@ def test_the_direction_of_the_score_decides_which_is_best(
     document = _Document(_render(runs))
     assert f"A 20 3 1 – {best}" in document.section("results")
     assert tile in document.section("glance")
+
+
+def test_figures_of_agents_and_learners_have_charts_of_their_own(make_run, make_learner_run):
+    """Their steps are not the same."""
+    run = make_run("one", {})
+    writer = MetricWriter(run, "environment_steps")
+    for step, loss in ((100, 2.0), (3000, 1.0)):
+        writer.write("actor", step, {"episode_return": 1.0})
+        writer.write("learner", step, {"loss": loss})
+    writer.close()
+    text = _render([run, make_learner_run("two", {10: 2.0, 20: 1.0}, {20: 0.5})])
+    titles = _Document(text).section("training")
+    assert "loss over environment steps" in titles and "loss over steps" in titles
 
 
 def test_a_chart_of_several_configs_of_a_learner_is_named_by_what_they_share(make_learner_run):
