@@ -24,6 +24,8 @@ Table = Mapping[str, np.ndarray]
 _TRAINING_GROUPS = ("actor", "train")
 # Tables of figures that show how training goes.
 _DETAIL_GROUPS = ("learner", "train")
+# Other tables may be the user's.
+_GROUPS = tuple(dict.fromkeys((*plots.EVALUATION_GROUPS, *_TRAINING_GROUPS, *_DETAIL_GROUPS)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +200,8 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
 
 def _read(path: Path) -> ReportedRun:
     config = actor_count.scaled(RunDirectory(path).config(), path)
-    files = sorted((path / "metrics").glob("*.csv"))
+    files = [path / "metrics" / f"{group}.csv" for group in _GROUPS]
+    files = [file for file in files if file.exists()]
     tables = {file.stem: read_metrics(path, file.stem) for file in files}
     tables = {group: table for group, table in tables.items() if table and len(table[WALL_TIME])}
     if not tables:

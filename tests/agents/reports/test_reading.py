@@ -110,6 +110,13 @@ def test_another_figure(make_run):
     assert "expected one of the figures episode_return, " in str(left_out)
 
 
+def test_a_table_that_is_none_of_the_run_is_skipped(make_run):
+    run = make_run("one", {100: 1.0})
+    (run / "metrics" / "notes.csv").write_text("a,b\n1,2\n")
+    (run / "metrics" / "remarks.csv").write_text("when,what\ntoday,lower loss\n")
+    assert [one.path for one in reading.read([run]).runs] == [run]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
