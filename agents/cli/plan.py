@@ -31,6 +31,7 @@ def run(args: Sequence[str]) -> int:
     kind = _options_type()
     ours, theirs = options.divide(args, options.names_of(kind))
     chosen: Any = options.parse(kind, _COMMAND, ours)
+    options.check_no_config(theirs, _COMMAND)
     trainable: Any = trainables.load(chosen.agent)
     if not hasattr(trainable, "make_agent"):
         raise UsageError(f"expected an agent after '{_COMMAND}', got {chosen.agent!r}, a learner")
@@ -67,8 +68,8 @@ def _options_type() -> Any:
         """Predict how fast a run would be on other machines, and what would limit it.
 
         The parts of the run are measured on this machine. The options of 'rl-replicator train',
-        such as --actors, --replicas and --replay-shards, describe the run (except --deterministic
-        and --env-engine envpool); the options here describe the machines.
+        such as --actors, --replicas and --replay-shards, describe the run (except --config,
+        --deterministic and --env-engine envpool); the options here describe the machines.
         """
 
         agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]

@@ -35,6 +35,7 @@ def run(args: Sequence[str]) -> int:
     kind = _options_type()
     ours, theirs = options.divide(args, options.names_of(kind))
     chosen = options.parse(kind, _COMMAND, ours)
+    options.check_no_config(theirs, _COMMAND)
     for word in theirs:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")

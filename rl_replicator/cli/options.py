@@ -154,6 +154,23 @@ def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
+def check_no_config(words: Sequence[str], command: str) -> None:
+    """Checks that a command that takes the options of `train` gets no file of them.
+
+    Args:
+      words: the words for `train`.
+      command: the command as the user typed it.
+
+    Raises:
+      UsageError: if there is `--config`.
+    """
+    if any(word.partition("=")[0] == "--config" for word in words):
+        raise UsageError(
+            f"expected no --config after '{command}', which only 'rl-replicator train' takes; give "
+            "the settings of the file as options"
+        )
+
+
 def names_of(kind: type) -> set[str]:
     """Returns the options of a dataclass of a command itself, `--` before each."""
     return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}

@@ -186,6 +186,7 @@ def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
         ((*FAKE, "--replicas", "7"), "a multiple of 7 replicas"),
         ((*FAKE, "--actors", "4", "--replay-shards", "3"), "--replay-shards"),
         ((*FAKE, "--deterministic"), "--deterministic"),
+        ((*FAKE, "--config", "f.toml"), "expected no --config after 'rl-replicator plan', which o"),
         ((*FAKE, "--macines", "2"), "got '--macines'"),
         ((*FAKE, "--parts", "nowhere/parts.json"), "--parts: expected a file in a folder"),
         ((*FAKE, "--parts", "/proc/parts.json"), "--parts: cannot write /proc/parts.json: "),

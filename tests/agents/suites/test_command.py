@@ -362,6 +362,7 @@ def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(t
         (["@quik"], "got 'quik'; did you mean"),
         (["@pictures"], "train from frames with --pixels"),
         (["dmc14", "--seed", "3"], "expected no --seed after 'rl-replicator suite'"),
+        (["dmc14", "--config", "f.toml"], "expected no --config after 'rl-replicator suite', whi"),
         (["dmc14", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["dmc14", "--n-stp", "3"], "got '--n-stp'; did you mean --n-step?"),
         (["dmc14", "--anchors", "none.csv"], "--anchors: cannot read none.csv"),
