@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,8 @@ def _train_in(
                 f"finished: all {options.steps:,} environment steps of the run in {run.path} are "
                 "done; a larger --steps continues it"
             )
+            if events.lacks_end(events.read(run.path)):  # It was killed before its plot or film.
+                _finish(run, options)
             return 0
         _warn_if_too_short(options)
         plan = RunPlan(
@@ -322,16 +324,27 @@ def _run(
         name = "" if number is None else signal.Signals(number).name
         events.record(run.path, events.RUN, events.STOPPED, name)
         return 128 + (number or signal.SIGTERM)
-    events.record(run.path, events.RUN, events.FINISHED)
+    # The newest times may be of an earlier start, perhaps with other options.
+    explained = explain(run.path, options.plain()) if times.read() else []
+    _finish(run, options, explained)
+    return 0
+
+
+def _finish(run: RunDirectory, options: AgentOptions, explained: Sequence[str] = ()) -> None:
+    """Prints and writes what a run leaves at its end, and records the end.
+
+    Args:
+      run: the run, which has taken its last step and evaluated it.
+      options: its options.
+      explained: how its time was spent.
+    """
     _report(run, options)
-    if times.read():  # Otherwise the newest are of an earlier start, perhaps with other options.
-        for explanation in explain(run.path, options.plain()):
-            print(explanation, flush=True)
+    print(*explained, sep="\n", end="\n" if explained else "", flush=True)
     _plot(run)
     if options.video:
         film_at_the_end(run)
     trackers.add_files(run, without=part_name(0))  # A replay may have gigabytes.
-    return 0
+    events.record(run.path, events.RUN, events.FINISHED)
 
 
 @contextlib.contextmanager

@@ -193,6 +193,9 @@ class LearnerCommand:
                     f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
                     f"a longer run continues it{_how_to_grow(config)}"
                 )
+                if events.lacks_end(events.read(run.path)):  # It was killed before it told anyone.
+                    trackers.add_files(run)
+                    events.record(run.path, events.RUN, events.FINISHED)
                 return 0
             # As they were asked for; the identity has what this machine has decided.
             settings = to_plain(options) | to_plain(options.config)

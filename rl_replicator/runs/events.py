@@ -88,6 +88,15 @@ def _cells(line: str) -> list[str]:
         return []
 
 
+def lacks_end(found: list[Event]) -> bool:
+    """Returns whether a run that records events has not recorded that it has finished.
+
+    Args:
+      found: the result of `read`; empty for a run of a version that recorded none.
+    """
+    return bool(found) and not is_finished(found)
+
+
 def is_finished(found: list[Event]) -> bool:
     """Returns whether a run has reached its end, and has not been continued since.
 

@@ -163,6 +163,17 @@ def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
     assert untouched(run_dir) == before
 
 
+def test_a_run_that_was_killed_before_its_plot_gets_it_by_the_same_command(run_dir, capsys):
+    told, plot = run_dir / "events.csv", run_dir / "evaluation.png"
+    before = told.read_text()
+    told.write_text("".join(before.splitlines(keepends=True)[:-1]))
+    plot.unlink(missing_ok=True)
+    assert d4pg.command.train(options(run_dir)) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("finished: all 1,000") and "\nevaluation return " in output
+    assert plot.exists() and events.is_finished(events.read(run_dir))
+
+
 def test_fewer_steps_than_a_run_has_taken_are_refused_without_other_advice(run_dir, caplog):
     with pytest.raises(UsageError, match="--steps: expected at least 1,000, which the run in"):
         d4pg.command.train(options(run_dir, steps=200))

@@ -389,6 +389,15 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert train(steps=20) == 0
     assert capsys.readouterr().out.startswith("finished: all 20 steps of the run in ")
+    # The same run, killed before the trackers had its files.
+    told = tmp_path / "run" / "events.csv"
+    told.write_text("".join(told.read_text().splitlines(keepends=True)[:-1]))
+    added = []
+    with monkeypatch.context() as patch:
+        patch.setattr(command.trackers, "add_files", lambda run: added.append(run.path))
+        assert [train(steps=20), train(steps=20)] == [0, 0]
+    assert added == [tmp_path / "run"] and events.is_finished(events.read(tmp_path / "run"))
+    before = files(tmp_path / "run")
     with pytest.raises(UsageError, match="expected at least 20 steps"):
         train(steps=19)
     with pytest.raises(UsageError, match=r"config\.learning_rate was 0\.1 and is now 0\.2"):
