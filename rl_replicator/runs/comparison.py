@@ -158,7 +158,10 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
     rows = [["task", "steps", *(f"{label} {one.label}" for one in compared)]]
     counts = collections.Counter(task for one in compared for task in one.curves)
     for task in sorted(task for task, count in counts.items() if count > 1):
-        for step in sorted({pair.steps[task] for pair in found if task in pair.steps}) or [None]:
+        steps: list[float | None] = [
+            *sorted({pair.steps[task] for pair in found if task in pair.steps})
+        ]
+        for step in steps or [None]:
             cells = [_seeds(one.curves.get(task), step) for one in compared]
             rows.append([task or "-", "none in common" if step is None else f"{step:,.0f}", *cells])
     lines += ["", *_aligned(rows), ""]
