@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -99,10 +100,58 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(cluster, "_shared", None)
     with pytest.raises(ConnectionError, match="no Ray cluster answers at 127"):
-        cluster._join("127.0.0.1:9")
+        cluster._join("127.0.0.1:9", contextlib.ExitStack())
     monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(ValueError, match="RAY_ADDRESS is not set"):
         cluster.acquire("env")
+
+
+_ONE_AFTER_THE_OTHER = """
+import os, socket
+from launchpad.launch.ray import cluster
+from ray import _raylet
+from ray._private import services
+
+class Session:
+    def __init__(self, **options):
+        token = _raylet.AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
+        mode = _raylet.get_authentication_mode() == _raylet.AuthenticationMode.TOKEN
+        is_loopback = services.get_node_ip_address() == cluster.LOOPBACK
+        said.append((mode, token == cluster._TOKEN or token, is_loopback))
+
+    def close(self):
+        pass
+
+said = []
+cluster._Session = Session
+services.node_ip_address_from_perspective = lambda address: "10.0.0.1"
+with socket.create_server((cluster.LOOPBACK, 0)) as listener:
+    there = f"{cluster.LOOPBACK}:{listener.getsockname()[1]}"
+    for address, secret in [(None, ""), (there, ""), (there, "theirs"), (None, "theirs")]:
+        os.environ["RAY_AUTH_TOKEN"] = secret
+        before = dict(os.environ)
+        cluster.release(cluster.acquire(address))
+        assert {**before, **os.environ} == before, os.environ
+print(said)
+"""
+
+
+def test_every_connection_has_its_own_token_and_network(tmp_path):
+    """Whatever Ray has read for an earlier one of the same process."""
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_DEDUP_LOGS": "0"}
+    environment["RAY_COLOR_PREFIX"] = "0"
+    for name in ("MODE", "TOKEN_PATH"):
+        environment.pop(f"RAY_AUTH_{name}", None)
+    environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_AFTER_THE_OTHER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    own, other = "(True, True, True)", "(False, '', False), (True, 'theirs', False)"
+    assert done.stdout.strip() == f"[{own}, {other}, {own}]", done.stderr
 
 
 def test_own_code_is_shipped_and_installed_code_is_not():

@@ -28,7 +28,7 @@ _LAST_LINES_SECS = 0.6
 # Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
 _OBJECT_STORE_BYTES = 80 * 2**20
 
-# One secret per process: Ray keeps the first one that it has read.
+# The secret of every Ray that this process starts.
 _TOKEN = secrets.token_hex(32)
 
 
@@ -107,15 +107,7 @@ def _check(address: str | None) -> str | None:
 
 
 def _connect(address: str | None) -> RayCluster:
-    if "ray" not in sys.modules:
-        # Read when Ray is imported. Where somebody else has done that, a Ray of our own asks for
-        # the token nevertheless, because that is its default.
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-        if address is None or _has_token():
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if address is None:
-            # Ray's way of keeping all its daemons on the loopback interface.
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Read when Ray is imported.
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
@@ -126,7 +118,47 @@ def _connect(address: str | None) -> RayCluster:
             raise ValueError(f"this process is connected to the Ray at {here}, not to {address}")
         # Who called ray.init() ends it too.
         return RayCluster(here, ray.util.get_node_ip_address(), lambda: None)
-    return _start_own() if address is None else _join(address)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_settings(address))
+        host = _start_own(stack) if address is None else _join(address, stack)
+        return RayCluster(address, host, stack.pop_all().close)
+
+
+@contextlib.contextmanager
+def _settings(address: str | None) -> Iterator[None]:
+    """Sets what Ray reads from the environment, until the connection is closed.
+
+    Ray keeps what it has read, so this makes it read again: its settings and its token may be those
+    of an earlier connection of this process.
+    """
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    variables = {}
+    if address is None:
+        variables = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": _TOKEN,  # It is no secret of other clusters.
+            # Ray's way of keeping all its daemons on the loopback interface.
+            ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        }
+    elif _has_token() and "RAY_AUTH_MODE" not in os.environ:
+        variables = {"RAY_AUTH_MODE": "token"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(
+            ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True
+        )
+        # In this order: a thread of Ray that asks for the token in between finds one.
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _has_token() -> bool:
@@ -136,8 +168,8 @@ def _has_token() -> bool:
     return any(os.environ.get(name) for name in names) or default.exists()
 
 
-def _start_own() -> RayCluster:
-    """Starts a Ray on the loopback interface, in a directory of its own, with its own secret."""
+def _start_own(stack: contextlib.ExitStack) -> str:
+    """Starts a Ray in a directory of its own; `stack` ends it. Returns where it reaches us."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
     try:
         watcher = subprocess.Popen(
@@ -157,7 +189,6 @@ def _start_own() -> RayCluster:
         with contextlib.suppress(subprocess.TimeoutExpired):
             watcher.wait(_GUARD_SECS)
 
-    token = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     import ray.job_config
 
     # Nodes import this package before they hear where the launcher imports from.
@@ -182,13 +213,9 @@ def _start_own() -> RayCluster:
         end_watcher(b"")  # It kills what has started.
         raise
 
-    def close() -> None:
-        session.close()
-        end_watcher(guard.DONE)
-        if os.environ.get("RAY_AUTH_TOKEN") == token == _TOKEN:
-            del os.environ["RAY_AUTH_TOKEN"]  # It is no secret of other clusters.
-
-    return RayCluster(None, LOOPBACK, close)
+    stack.callback(end_watcher, guard.DONE)
+    stack.callback(session.close)
+    return LOOPBACK
 
 
 def _short_directory() -> str | None:
@@ -196,7 +223,8 @@ def _short_directory() -> str | None:
     return None if len(tempfile.gettempdir()) < 24 else "/tmp"
 
 
-def _join(address: str) -> RayCluster:
+def _join(address: str, stack: contextlib.ExitStack) -> str:
+    """Connects to a cluster; `stack` leaves it. Returns where it reaches us."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _REACH_SECS).close()
@@ -206,9 +234,10 @@ def _join(address: str) -> RayCluster:
             "'ray start --head' printed"
         ) from error
     session = _Session(address=address, runtime_env={"py_modules": shipping.own_modules()})
+    stack.callback(session.close)
     import ray
 
-    return RayCluster(address, ray.util.get_node_ip_address(), session.close)
+    return str(ray.util.get_node_ip_address())
 
 
 @contextlib.contextmanager
