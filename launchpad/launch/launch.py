@@ -95,7 +95,7 @@ def launch(
         one address.
       TypeError: a node does not pickle, resources are not a PythonProcess, or a restart policy is
         not a RestartPolicy.
-      ConnectionError: there is no such cluster.
+      ConnectionError: there is no such cluster, or it does not take the code.
     """
     del xm_resources, controller_xm_requirements
     program = _first(programs)

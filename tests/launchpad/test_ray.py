@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pathlib
 import signal
@@ -158,6 +159,27 @@ def test_own_code_is_shipped_and_installed_code_is_not():
     places = {pathlib.Path(path).name for path in shipping.own_modules()}
     assert {"launchpad", "tests"} <= places
     assert not places & {"grpc", "pytest", "json", "ray"}
+
+
+def test_code_that_was_imported_after_the_connection_is_shipped(
+    ray_connection, tmp_path, monkeypatch
+):
+    import ray
+
+    here = ray.get_runtime_context().gcs_address
+    # As if this machine were a member of a named cluster, where nobody else sees `tmp_path`.
+    named = cluster.RayCluster(here, cluster.LOOPBACK, lambda: None)
+    monkeypatch.setattr(cluster, "_shared", named)
+    cluster.acquire(here)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("wait_for_stop", "stop"):
+        code = f"import launchpad\n\ndef run():\n    launchpad.{name}()\n"
+        (tmp_path / f"lp_{name}.py").write_text(code)
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(importlib.import_module("lp_wait_for_stop").run), label="node")
+    manager = lp.launch(program, "ray", address=here)
+    manager.add_node(lp.PyNode(importlib.import_module("lp_stop").run), "node", 1)
+    assert manager.wait(timeout=120)
 
 
 def test_what_does_not_fit_is_refused_at_once(ray_connection):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from launchpad.launch.ray import guard, shipping
+from launchpad.launch.ray import guard
 
 LOOPBACK = "127.0.0.1"
 
@@ -233,7 +233,7 @@ def _join(address: str, stack: contextlib.ExitStack) -> str:
             f"no Ray cluster answers at {address}: {error}; expected the host:port that "
             "'ray start --head' printed"
         ) from error
-    session = _Session(address=address, runtime_env={"py_modules": shipping.own_modules()})
+    session = _Session(address=address)
     stack.callback(session.close)
     import ray
 

@@ -11,7 +11,7 @@ from launchpad.launch import engine, serialization
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import cluster as lp_cluster
-from launchpad.launch.ray import control, node_actor, placement
+from launchpad.launch.ray import control, node_actor, placement, shipping
 
 
 class RayEngine:
@@ -27,6 +27,8 @@ class RayEngine:
             self._machines = placement.place(
                 launch.members, placement.machines(), can_grow=not self._is_own
             )
+            # Nodes on this machine import from where the launcher does.
+            self._shipment = None if self._is_own else shipping.Shipment()
             self._switchboard = control.Switchboard(self._cluster.host, launch.info.secret)
         except BaseException:
             lp_cluster.release(self._cluster)
@@ -46,11 +48,14 @@ class RayEngine:
             self._switchboard,
             self._surroundings(member),
             self._machines.get(member.name),
+            self._shipment.uris() if self._shipment else [],
         )
 
     def prepare(self, member: lp_member.Member) -> None:
-        """Pickles a node that is added; Ray chooses its machine. See `Engine.prepare`."""
+        """Pickles and ships a node that is added; Ray chooses its machine. See `Engine.prepare`."""
         self._nodes[member.name] = serialization.dump_node(member.node, member.name)
+        if self._shipment:
+            self._shipment.load()
 
     def close(self) -> None:
         """Leaves Ray, and ends it if it is the program's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -42,6 +43,7 @@ class RayWorker(remote_worker.RemoteWorker):
         switchboard: control.Switchboard,
         surroundings: node_actor.Surroundings,
         machine: str | None,
+        modules: Sequence[str],
     ):
         """Prepares; `start()` starts it.
 
@@ -52,6 +54,7 @@ class RayWorker(remote_worker.RemoteWorker):
           switchboard: Where it calls.
           surroundings: What it finds there.
           machine: Ray's key of the machine that it should run on; None to spread the nodes.
+          modules: Ray's names of the code that is shipped to it.
         """
         super().__init__(member, supervisor)
         self.pid: int | None = None
@@ -60,6 +63,7 @@ class RayWorker(remote_worker.RemoteWorker):
         self._config = member.launch_config
         self._surroundings = surroundings
         self._machine = machine
+        self._modules = modules
         self._actor: Any = None
         self._was_called_off = False
 
@@ -89,9 +93,13 @@ class RayWorker(remote_worker.RemoteWorker):
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
             "scheduling_strategy": strategy,
         }
-        environment = self._config.environment()
-        if environment:  # An empty one too costs Ray another interpreter's start.
-            options["runtime_env"] = {"env_vars": environment}
+        runtime_env: dict[str, Any] = {}
+        if environment := self._config.environment():
+            runtime_env["env_vars"] = environment
+        if self._modules:
+            runtime_env["py_modules"] = [*self._modules]
+        if runtime_env:  # An empty one too costs Ray another interpreter's start.
+            options["runtime_env"] = runtime_env
         return options
 
     def notify_stop(self) -> None:
