@@ -173,8 +173,12 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
     cluster.acquire(here)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("wait_for_stop", "stop"):
+        package = tmp_path / f"lp_{name}"
+        package.mkdir()
+        (package / "__init__.py").write_text("from ._generated import run")
         code = f"import launchpad\n\ndef run():\n    launchpad.{name}()\n"
-        (tmp_path / f"lp_{name}.py").write_text(code)
+        (package / "_generated.py").write_text(code)
+        (package / ".gitignore").write_text("_generated.py")  # As what is generated often is.
     program = lp.Program("test")
     program.add_node(lp.PyNode(importlib.import_module("lp_wait_for_stop").run), label="node")
     manager = lp.launch(program, "ray", address=here)

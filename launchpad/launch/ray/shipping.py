@@ -60,12 +60,15 @@ class Shipment:
             try:
                 uploaded = py_modules.upload_py_modules_if_needed(
                     {"py_modules": places, "excludes": _EXCLUDES},
-                    include_gitignore=True,
+                    include_gitignore=False,  # It names code that is generated or built.
                     scratch_dir=directory,
                 )
             except ray.exceptions.RuntimeEnvSetupError as error:
                 text = " ".join(str(error.error_message).split())
-                raise ConnectionError(f"own code can't be shipped: {text}") from error
+                raise ConnectionError(
+                    f"own code can't be shipped: {text}; .rayignore leaves files out here, and "
+                    ".gitignore does not"
+                ) from error
         self._uris = list(dict.fromkeys([*uploaded["py_modules"], *self._others]))
         self._uploaded_at = time.monotonic()
 
