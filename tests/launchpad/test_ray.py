@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+import types
 
 import pytest
 
@@ -159,6 +161,20 @@ def test_own_code_is_shipped_and_installed_code_is_not():
     places = {pathlib.Path(path).name for path in shipping.own_modules()}
     assert {"launchpad", "tests"} <= places
     assert not places & {"grpc", "pytest", "json", "ray"}
+
+
+def test_own_code_in_the_directory_of_an_environment_is_shipped(tmp_path, monkeypatch):
+    paths = {**sysconfig.get_paths(), "data": str(tmp_path)}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda *_: paths)
+    own, installed = tmp_path / "lp_own.py", tmp_path / "site-packages" / "lp_installed.py"
+    installed.parent.mkdir()  # Of a user, for example.
+    for file in (own, installed):
+        file.touch()
+        module = types.ModuleType(file.stem)
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, file.stem, module)
+    assert str(own) in shipping.own_modules()
+    assert str(installed) not in shipping.own_modules()
 
 
 def test_code_that_was_imported_after_the_connection_is_shipped(

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 
+_INSTALLED = {"site-packages", "dist-packages"}
 # Ray deletes what was uploaded and has not been used for 600 s.
 _UPLOAD_AGAIN_SECS = 60.0
 # What changes whenever something is imported is no other code.
@@ -76,18 +77,25 @@ class Shipment:
 def own_modules() -> list[str]:
     """Returns the top-level packages and modules that are imported here and not installed.
 
-    What is installed, here in `site-packages`, must be installed on the cluster too. The main
-    script is not among them: what it defines travels by value.
+    What is installed, in a directory `site-packages`, must be installed on the cluster too. The
+    main script is not among them: what it defines travels by value.
     """
-    installed = [pathlib.Path(path).resolve() for path in set(sysconfig.get_paths().values())]
     found = set()
     for name, module in list(sys.modules.items()):
         if "." in name or name.startswith("__"):
             continue
         for place in _places(module):
-            if place.exists() and not any(place.is_relative_to(path) for path in installed):
+            if place.exists() and not _is_installed(place):
                 found.add(str(place))
     return sorted(found)
+
+
+def _is_installed(place: pathlib.Path) -> bool:
+    # The prefix doesn't tell: an environment may be made in the directory of a project.
+    libraries = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return not _INSTALLED.isdisjoint(place.parts) or any(
+        place.is_relative_to(pathlib.Path(library).resolve()) for library in libraries
+    )
 
 
 def _places(module: object) -> list[pathlib.Path]:
