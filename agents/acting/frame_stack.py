@@ -1,6 +1,5 @@
 """From the environment's observations to those of the agent."""
 
-import collections
 from typing import Protocol
 
 import numpy as np
@@ -38,15 +37,22 @@ class FrameStack:
         Args:
           size: frames in an observation of the agent.
         """
-        self._frames: collections.deque[np.ndarray] = collections.deque(maxlen=size)
         self._size = size
+        self._stack: np.ndarray | None = None
 
     def reset(self) -> None:
         """Starts an episode."""
-        self._frames.clear()
+        self._stack = None
 
     def observe(self, observation: np.ndarray) -> np.ndarray:
-        """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last."""
-        missing = self._size - len(self._frames)
-        self._frames.extend([observation] * (missing if missing == self._size else 1))
-        return np.concatenate(self._frames, axis=-1)
+        """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last.
+
+        The frame is copied, because cameras write into the same buffer again. The returned array is
+        new, but the next call reads it.
+        """
+        if self._stack is None:
+            frames = [observation] * self._size
+        else:
+            frames = [self._stack[..., observation.shape[-1] :], observation]
+        self._stack = np.concatenate(frames, axis=-1)
+        return self._stack

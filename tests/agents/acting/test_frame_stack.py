@@ -16,3 +16,12 @@ def test_an_actor_stacks_frames_and_the_strip_shows_them():
     history.reset()
     assert history.observe(frames[2])[0, 0, ::3].tolist() == [2, 2, 2]
     assert strip(np.zeros(4, np.float32)) is None
+
+
+def test_frames_may_all_come_in_the_same_array():
+    history, buffer = FrameStack(3), np.zeros((2, 2, 3), np.uint8)
+    seen = []
+    for value in range(4):
+        buffer[:] = value  # As a camera's driver does.
+        seen.append(history.observe(buffer))
+    assert [s[0, 0, ::3].tolist() for s in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
