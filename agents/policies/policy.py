@@ -83,15 +83,24 @@ class Policy:
 
         Raises:
           TypeError: if the observation is a nest of arrays, as returned by your own environments.
+          ValueError: if it has another shape or dtype; vectors may be of any real numbers.
         """
+        spec = self.agent.environment_spec.observations
+        expected = f"expected one array {list(spec.shape)} of {spec.dtype}"
+        remedy = (
+            "use policy.make_environment(seed), or environments.adapt(environment) around an "
+            "environment of your own"
+        )
         if not hasattr(observation, "shape"):
-            shape = list(self.agent.environment_spec.observations.shape)
-            raise TypeError(
-                f"expected one array {shape}, got a {type(observation).__name__}; use "
-                "policy.make_environment(seed), or environments.adapt(environment) around an "
-                "environment of your own"
-            )
-        return self.actor.select_action(observation)
+            raise TypeError(f"{expected}, got a {type(observation).__name__}; {remedy}")
+        observation = np.asarray(observation)
+        # Checked before it is part of a stack. TensorFlow checks no shapes: it would take part of a
+        # larger frame for a second observation.
+        is_number = spec.dtype.kind == "f" and observation.dtype.kind in "fiub"
+        if observation.shape != spec.shape or not (is_number or observation.dtype == spec.dtype):
+            got = f"{list(observation.shape)} of {observation.dtype}"
+            raise ValueError(f"{expected}, got {got}; {remedy}")
+        return self.actor.select_action(observation.astype(spec.dtype, copy=False))
 
     def reset(self) -> None:
         """Starts an episode: forgets the frames of the previous one."""

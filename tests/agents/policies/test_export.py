@@ -282,6 +282,18 @@ def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
         model.act({"arm": np.zeros(4), "height": np.zeros(1)})
 
 
+def test_a_loaded_policy_takes_frames_of_its_environment_alone(exported):
+    policy = load_policy(exported / "pixels" / "run")
+    frame = np.load(exported / "pixels" / "inputs.npz")["observation"][0]
+    policy.reset()
+    action = policy.act(frame)
+    for wrong in (np.concatenate([frame, frame]), frame / 255, frame.astype(np.int64)):
+        got = rf"got \[{len(wrong)}, 24, 3\] of {wrong.dtype}; use policy.make_environment"
+        with pytest.raises(ValueError, match=rf"one array \[24, 24, 3\] of uint8, {got}"):
+            policy.act(wrong)
+    np.testing.assert_array_equal(policy.act(frame), action)  # It is in no stack.
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

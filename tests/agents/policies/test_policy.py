@@ -127,10 +127,14 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
 def test_a_nested_observation_of_ones_own_environment_is_refused(trained, nest):
     policy = agents.load_policy(trained[0])
     match = (
-        rf"one array \[\d\], got a {type(nest).__name__}; .* environments.adapt\(environment\) a"
+        rf"one array \[2\] of float32, got a {type(nest).__name__}; .* environments.adapt\(environ"
     )
     with pytest.raises(TypeError, match=match):
         policy.act(nest)
+    with pytest.raises(ValueError, match=r"one array \[2\] of float32, got \[3\] of float64; use"):
+        policy.act(np.zeros(3))
+    numbers = policy.act(np.array([0.5, 1.0]))  # In any dtype.
+    np.testing.assert_array_equal(numbers, policy.act(np.array([0.5, 1.0], np.float32)))
 
 
 def test_episodes_are_cut_off_where_the_run_did(run_dir, capsys):
