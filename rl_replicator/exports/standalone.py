@@ -59,10 +59,11 @@ class Model:
             )
         inputs = {"observation": np.asarray(observation)[None]}
         if "stack" in self.inputs:
-            if self._stack is None:
+            stack = self._stack
+            if stack is None:
                 times = self.inputs["stack"][0][-1] // self.inputs["observation"][0][-1]
-                self._stack = np.concatenate([inputs["observation"]] * times, axis=-1)
-            inputs["stack"] = self._stack
+                stack = np.concatenate([inputs["observation"]] * times, axis=-1)
+            inputs["stack"] = stack
         outputs = self.run(**inputs)
         self._stack = outputs.get("next_stack")
         return outputs["action"][0]
@@ -71,24 +72,38 @@ class Model:
         """Computes the outputs, by name, for a batch.
 
         Args:
-          **inputs: arrays [B, ...] by name, see `inputs`.
+          **inputs: arrays [B, ...] by name, see `inputs`. Inputs of integers, such as frames, take
+            integers within their range alone.
         """
         if set(inputs) != set(self.inputs):
             raise ValueError(f"expected the inputs {list(self.inputs)}, got {list(inputs)}")
         values = dict(self._constants)
         for name, (shape, dtype) in self.inputs.items():
-            values[name] = np.asarray(inputs[name], dtype)
-            given = list(values[name].shape[1:])
+            value = np.asarray(inputs[name])
+            given = list(value.shape[1:])
             known = [size if size is not None else g for size, g in zip(shape, given, strict=False)]
             if len(given) != len(shape) or given != known:
-                raise ValueError(
-                    f"expected {name} of shape [B, *{shape}], got {list(values[name].shape)}"
-                )
+                raise ValueError(f"expected {name} of shape [B, *{shape}], got {list(value.shape)}")
+            values[name] = _cast(name, value, np.dtype(dtype))
         with np.errstate(all="ignore"):
             for operation in self._operations:
                 arguments = [values[name] for name in operation["in"]]
                 values[operation["out"]] = OPERATIONS[operation["op"]](operation, *arguments)
         return {name: values[value] for name, (value, _, _) in self.outputs.items()}
+
+
+def _cast(name: str, value: Any, dtype: Any) -> Any:
+    """Returns an input in the dtype of the model; only whole numbers become integers."""
+    if dtype.kind in "iu" and value.dtype != dtype and value.size:
+        limits, got = np.iinfo(dtype), ""
+        if value.dtype.kind not in "biu":  # Frames of floats from 0 to 1 would all become black.
+            got = str(value.dtype)
+        elif value.min() < limits.min or value.max() > limits.max:
+            got = f"{value.dtype} from {value.min()} to {value.max()}"
+        if got:
+            expected = f"{dtype} from {limits.min} to {limits.max}"
+            raise ValueError(f"expected {name} of {expected}, got {got}; scale and convert it")
+    return value.astype(dtype, copy=False)
 
 
 def _matmul(attributes: Any, a: Any, b: Any) -> Any:

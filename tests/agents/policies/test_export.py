@@ -277,6 +277,16 @@ def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
     assert model.card["task"] == ENV
     with pytest.raises(ValueError, match=r"expected observation of shape \[B, \*\[24, 24, 3\]\]"):
         model.run(observation=np.zeros((1, 3)), stack=np.zeros((1, 3)))
+    model.reset()
+    for wrong, got in (
+        (inputs[0] / 255, "float64"),
+        (inputs[0].astype(int) - 256, "int64 from -256 to "),
+    ):
+        match = f"expected observation of uint8 from 0 to 255, got {got}.*; scale and convert it"
+        with pytest.raises(ValueError, match=match):
+            model.act(wrong)
+    action = model.act(inputs[0].tolist())  # The wrong frames are in no stack.
+    np.testing.assert_allclose(action / UNIT, expected[0] / UNIT, atol=1e-6)
     model = standalone.Model(exported / "td3" / "numpy" / "model.npz")
     with pytest.raises(TypeError, match=r"expected one array \[5\], .* vector: arm 0:4, height"):
         model.act({"arm": np.zeros(4), "height": np.zeros(1)})
