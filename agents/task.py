@@ -7,6 +7,7 @@ from typing import Any
 from acme import specs
 
 import environments
+from environments import catalogue
 from rl_replicator.runs.plain_data import from_plain, stored_part
 
 
@@ -57,6 +58,21 @@ class Task:
             way.
         """
         return environments.make(self.name, seed, self.pixels, self.wrap, self.time_limit)
+
+    def adapt(
+        self, environment: Any, seed: int
+    ) -> "environments.Environment | environments.PixelEnvironment":
+        """Makes an environment like that of `make` from an object.
+
+        Args:
+          environment: a `dm_env.Environment` or a `gymnasium.Env`, without the task's wrappers.
+          seed: seed of a `gymnasium.Env` and of the wrappers.
+
+        Raises:
+          EnvironmentUsageError: if its specs do not fit, or it cannot be rendered in this way.
+        """
+        flat = environments.adapt(environment, seed, drops_images=self.pixels is not None)
+        return catalogue.surround(flat, self.name, seed, self.pixels, self.wrap, self.time_limit)
 
     def spec(self) -> specs.EnvironmentSpec:
         """Returns the specs of the environment that `make` returns."""

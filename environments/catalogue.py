@@ -103,6 +103,27 @@ def make(
       RenderingUnavailableError: if frames are requested and no OpenGL works on this machine.
     """
     environment = _make(name, seed, drops_images=pixels is not None)
+    return surround(environment, name, seed, pixels, wrap, time_limit)
+
+
+def surround(
+    environment: Environment,
+    name: str,
+    seed: int,
+    pixels: PixelConfig | None,
+    wrap: Sequence[str],
+    time_limit: int | None,
+) -> Environment | PixelEnvironment:
+    """Puts wrappers, a time limit and a renderer of frames around an environment.
+
+    Args:
+      environment: an environment that drops images if there are `pixels`.
+      name: its name, see `PixelConfig.repeats`.
+      seed: seed from which the wrappers' seeds are derived.
+      pixels: see `make`.
+      wrap: see `make`.
+      time_limit: see `make`.
+    """
     if wrap or time_limit is not None:
         from environments.wrappers import wrapping
 

@@ -75,11 +75,11 @@ class Policy:
         """Returns the action for an observation.
 
         Args:
-          observation: an observation of an environment of `make_environment`: [N] float32, or a
-            frame [H, W, 3] uint8. Frames are stacked here.
+          observation: an observation of an environment of `make_environment` or `adapt`: [N]
+            float32, or a frame [H, W, 3] uint8. Frames are stacked here.
 
         Returns:
-          [A] float32 in [-1, 1], the form in which environments of `make_environment` take actions.
+          [A] float32 in [-1, 1], the form in which these environments take actions.
 
         Raises:
           TypeError: if the observation is a nest of arrays, as returned by your own environments.
@@ -88,8 +88,8 @@ class Policy:
         spec = self.agent.environment_spec.observations
         expected = f"expected one array {list(spec.shape)} of {spec.dtype}"
         remedy = (
-            "use policy.make_environment(seed), or environments.adapt(environment) around an "
-            "environment of your own"
+            "use policy.make_environment(seed), or policy.adapt(environment) for an environment of "
+            "your own"
         )
         if not hasattr(observation, "shape"):
             raise TypeError(f"{expected}, got a {type(observation).__name__}; {remedy}")
@@ -115,6 +115,24 @@ class Policy:
           seed: seed of everything random in it.
         """
         return self.task.make(seed=seed)
+
+    def adapt(
+        self, environment: Any, seed: int = 0
+    ) -> "environments.Environment | environments.PixelEnvironment":
+        """Makes an environment as `make_environment` does, but from one of your own.
+
+        Around yours are the run's wrappers, its time limit and, from pixels, a renderer of frames
+        of the run's size.
+
+        Args:
+          environment: a `dm_env.Environment` or a `gymnasium.Env` like that of the run, without
+            the run's wrappers.
+          seed: seed of the first reset of a `gymnasium.Env`, and of the run's wrappers.
+
+        Raises:
+          EnvironmentUsageError: if its specs do not fit, or it cannot be rendered.
+        """
+        return self.task.adapt(environment, seed)
 
 
 def load_policy(run_dir: str | os.PathLike, best: bool = False) -> Policy:

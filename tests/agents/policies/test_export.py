@@ -32,6 +32,7 @@ from rl_replicator.exports import program
 from rl_replicator.exports.model import Card
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.policies import range_fake
 
 ENV = "tests.agents.policies.range_fake:make"
 FORMATS = ("savedmodel", "tflite", "onnx", "numpy")
@@ -302,6 +303,8 @@ def test_a_loaded_policy_takes_frames_of_its_environment_alone(exported):
         with pytest.raises(ValueError, match=rf"one array \[24, 24, 3\] of uint8, {got}"):
             policy.act(wrong)
     np.testing.assert_array_equal(policy.act(frame), action)  # It is in no stack.
+    own = policy.adapt(range_fake.make(seed=2))
+    np.testing.assert_array_equal(own.reset().observation, frame)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +333,8 @@ def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     policy, loaded = load_policy(run_dir), exported_policies.load(out)
     environment = policy.make_environment(seed=2)
     observation = environment.reset().observation
+    own = policy.adapt(range_fake.make(seed=2), seed=2).reset().observation
+    np.testing.assert_array_equal(own, observation)
     expected = policy.act(observation)
     np.testing.assert_allclose(loaded.model.act(observation), expected, atol=1e-6)
     actor = loaded.actor(loaded.task, environment)

@@ -127,7 +127,7 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
 def test_a_nested_observation_of_ones_own_environment_is_refused(trained, nest):
     policy = agents.load_policy(trained[0])
     match = (
-        rf"one array \[2\] of float32, got a {type(nest).__name__}; .* environments.adapt\(environ"
+        rf"one array \[2\] of float32, got a {type(nest).__name__}; .* policy.adapt\(environment"
     )
     with pytest.raises(TypeError, match=match):
         policy.act(nest)
