@@ -58,11 +58,12 @@ class StateObservations:
         self,
         make_environment: Callable[[], dm_env.Environment],
         extras_spec: Any,
-        transitions: int,
+        inserts: int,
     ) -> MemoryEstimate:
         """Returns the size of the rows; see `PixelObservations.estimate_memory`."""
         del make_environment
         width = self.make_layout(extras_spec).width
+        transitions = min(inserts, self._replay.max_size)
         return MemoryEstimate(transitions, 4.0 * width, "before compression")
 
     def make_encoder(self, name: str) -> snt.Module:
@@ -136,19 +137,18 @@ class PixelObservations:
         self,
         make_environment: Callable[[], dm_env.Environment],
         extras_spec: Any,
-        transitions: int,
+        inserts: int,
     ) -> MemoryEstimate:
         """Estimates the memory of the replay table.
 
         Args:
           make_environment: makes an environment of the same kind, which is played for its frames.
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
-          transitions: number of transitions.
+          inserts: the largest number of transitions that the run inserts.
         """
-        del extras_spec  # Small compared with frames.
-        replay = self._settings.replay
+        layout = self.make_layout(extras_spec)
         with make_environment() as environment:
-            return estimate(environment, transitions, replay.chunk_length, replay.item_length)
+            return estimate(environment, inserts, self._settings.replay.max_size, layout)
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network: [B, ...] observations to [B, F] float32 features."""

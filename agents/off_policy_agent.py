@@ -281,8 +281,7 @@ class OffPolicyAgent(abc.ABC):
         self, make_environment: Callable[[], dm_env.Environment], inserts: int
     ) -> MemoryEstimate:
         """See `agents.agent.Agent`."""
-        transitions = min(inserts, self.config.replay.max_size)
-        return self.observations.estimate_memory(make_environment, self.extras_spec, transitions)
+        return self.observations.estimate_memory(make_environment, self.extras_spec, inserts)
 
     def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""

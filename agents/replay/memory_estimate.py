@@ -1,11 +1,15 @@
 """An estimate of the memory of a replay; of frames, it is measured on frames of the task."""
 
 import dataclasses
+import math
 from pathlib import Path
+from typing import NamedTuple
 
 import dm_env
 import numpy as np
 import tensorflow as tf
+
+from agents.replay.frames import FrameLayout
 
 # Bytes besides the frames, in table and allocator: of an item, however many transitions it has, and
 # of each of its transitions. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
@@ -19,7 +23,7 @@ class MemoryEstimate:
     """The estimated memory of a replay.
 
     Attributes:
-      transitions: number of transitions at the end of the run.
+      transitions: number of transitions at the end of the run, as the table counts them.
       bytes_each: estimated bytes of one transition.
       basis: how the estimate was made, for messages.
     """
@@ -54,44 +58,88 @@ class MemoryEstimate:
         )
 
 
+class _Episode(NamedTuple):
+    """Frames [T + 1, H, W, C] of an episode of T actions, and whether it has ended."""
+
+    frames: np.ndarray
+    is_complete: bool
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.frames) - 1
+
+
 def estimate(
-    environment: dm_env.Environment, transitions: int, chunk_length: int, item_length: int
+    environment: dm_env.Environment, inserts: int, max_size: int, layout: FrameLayout
 ) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
+    As the table does, it counts L transitions for each item, however many of them are repeated.
+
     Args:
       environment: environment whose observations are single uint8 frames.
-      transitions: number of transitions at the end of the run.
-      chunk_length: number of frames that are compressed together.
-      item_length: number of transitions in an item of the table.
+      inserts: the largest number of transitions that the run inserts, without repeated ones.
+      max_size: the table's capacity in transitions.
+      layout: the layout of the replay.
 
     Returns:
       The estimate.
     """
-    frames = _play(environment, np.random.default_rng(0))
-    # Reverb compresses with Snappy, as does this operation of tf.data.
-    chunks = [frames[i : i + chunk_length] for i in range(0, len(frames), chunk_length)]
-    compressed = sum(
-        len(tf.io.serialize_tensor(tf.raw_ops.CompressElement(components=[chunk])).numpy())
-        for chunk in chunks
-    )
-    bytes_each = compressed / len(frames) + _BYTES_PER_ITEM / item_length + _BYTES_PER_TRANSITION
-    ratio = frames[0].nbytes / bytes_each
-    basis = f"{ratio:.1f} : 1 as measured on {len(frames)} frames of random actions"
+    length = layout.transitions_per_item
+    actions = num_bytes = items = 0.0
+    for episode in _play(environment, np.random.default_rng(0)):
+        steps = episode.num_actions
+        differences = episode.frames - episode.frames[0]
+        columns, rows = [differences[1:]], float(steps)
+        # What every episode has once is left out for one that goes on, for an unknown time.
+        if episode.is_complete:
+            columns = [episode.frames[:1], _column(differences, layout)]
+            rows = max(steps, length)
+            items += math.ceil(steps / length)
+        else:
+            items += steps / length
+        actions += steps
+        num_bytes += rows * _BYTES_PER_TRANSITION
+        num_bytes += sum(_compressed(column, layout.chunk_length) for column in columns)
+    num_bytes += items * _BYTES_PER_ITEM
+    bytes_each = num_bytes / (items * length)
+    transitions = min(math.ceil(inserts * (items * length / actions)), max_size)
+    ratio = math.prod(layout.frame_shape) / bytes_each
+    basis = f"{ratio:.1f} : 1 as measured on {actions:.0f} frames of random actions"
     return MemoryEstimate(transitions, bytes_each, basis)
 
 
-def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.ndarray:
-    """Returns differences of frames from their episode's first, as stored: [T, H, W, C] uint8."""
+def _column(differences: np.ndarray, layout: FrameLayout) -> np.ndarray:
+    """Returns the differences of a whole episode as `FrameWriter` stores them."""
+    before = layout.stack - 1
+    after = layout.n_step - 1 + max(0, layout.transitions_per_item - (len(differences) - 1))
+    return np.pad(differences, ((before, after), (0, 0), (0, 0), (0, 0)), mode="edge")
+
+
+def _compressed(frames: np.ndarray, chunk_length: int) -> int:
+    """Returns the bytes of frames in compressed chunks."""
+    # Reverb compresses with Snappy, as does this operation of tf.data.
+    chunks = [frames[i : i + chunk_length] for i in range(0, len(frames), chunk_length)]
+    return sum(
+        len(tf.io.serialize_tensor(tf.raw_ops.CompressElement(components=[chunk])).numpy())
+        for chunk in chunks
+    )
+
+
+def _play(environment: dm_env.Environment, random: np.random.Generator) -> list[_Episode]:
+    """Returns episodes, or a part of one, that have as many actions as are measured."""
     shape = environment.action_spec().shape
-    differences: list[np.ndarray] = []
-    first = timestep = environment.reset()
-    while len(differences) < _FRAMES:
+    episodes: list[_Episode] = []
+    timestep = environment.reset()
+    frames = [timestep.observation]
+    for _ in range(_FRAMES):
         if timestep.last():
-            first = timestep = environment.reset()
+            episodes.append(_Episode(np.stack(frames), True))
+            timestep = environment.reset()
+            frames = [timestep.observation]
         timestep = environment.step(random.uniform(-1, 1, shape).astype(np.float32))
-        differences.append(timestep.observation - first.observation)
-    return np.stack(differences)
+        frames.append(timestep.observation)
+    return [*episodes, _Episode(np.stack(frames), timestep.last())]
 
 
 def available_memory(group: Path = Path("/sys/fs/cgroup")) -> float:

@@ -1,9 +1,13 @@
 """The prediction of the replay's size, on frames whose compressed size is known."""
 
+import math
+
 import dm_env
 import numpy as np
 import pytest
+from acme import specs
 
+from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, available_memory, estimate
 
 SHAPE = (64, 64, 3)
@@ -42,13 +46,28 @@ class Noise(dm_env.Environment):
         return dm_env.specs.BoundedArray((1,), np.float32, -1.0, 1.0)
 
 
+class Scenes(Noise):
+    """A new scene of noise in each episode, which stands still."""
+
+    def _observe(self):
+        if self._time == 0:
+            self._scene = super()._observe()
+        return self._scene
+
+
+def estimated(environment, inserts=1000, max_size=10**6, chunk=4, length=1):
+    """The estimate for stacks of 3 frames and returns over 3 steps."""
+    layout = FrameLayout(specs.make_environment_spec(environment), 3, 3, chunk, (), length)
+    return estimate(environment, inserts, max_size, layout)
+
+
 @pytest.mark.parametrize(
     ("rows", "share"),
-    [((64,) * 5, 1.0), ((32,) * 5, 0.5), ((0,) * 5, 0.0), ((0, 0, 0, 64, 64), 0.5)],
+    [((64,) * 99, 1.0), ((32,) * 99, 0.5), ((0,) * 99, 0.0), ((0, *(0, 0, 64, 64) * 20), 0.5)],
     ids=["noise", "half noise", "still", "noise in every second frame"],
 )
 def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
-    size = estimate(Noise(rows), transitions=1000, chunk_length=4, item_length=1)
+    size = estimated(Noise(rows))
     assert size.num_bytes == 1000 * size.bytes_each
     ratio = FRAME_BYTES / size.bytes_each
     assert f"({ratio:.1f} : 1 as measured on 60 frames of random actions)" in str(size)
@@ -64,15 +83,28 @@ def test_longer_chunks_share_more():
             self._random = np.random.default_rng(0 if self._time else 1)
             return super()._observe()
 
-    sizes = [estimate(Same((64,) * 61), 10, length, 1).bytes_each for length in (1, 4)]
+    sizes = [estimated(Same((64,) * 99), chunk=length).bytes_each for length in (1, 4)]
     assert sizes[0] - 1_750 == pytest.approx(FRAME_BYTES, rel=0.06)
     assert sizes[1] - 1_750 < 0.6 * FRAME_BYTES
 
 
 def test_an_item_of_several_transitions_is_shared():
     """`python -m bench.pixel_replay` has 1,315 bytes less in items of 8 than in items of 1."""
-    sizes = [estimate(Noise((0,) * 5), 10, 4, length).bytes_each for length in (1, 8)]
+    sizes = [estimated(Noise((0,) * 99), length=length).bytes_each for length in (1, 8)]
     assert sizes[0] - sizes[1] == pytest.approx(1315, rel=0.05)
+
+
+@pytest.mark.parametrize(("actions", "length"), [(1, 1), (1, 8), (5, 1), (5, 8), (12, 8)])
+def test_an_episode_has_a_whole_frame_and_repeated_ones(actions, length):
+    size = estimated(Scenes((64,) * (actions + 1)), length=length)
+    rows, items = max(actions, length), math.ceil(actions / length)
+    still = (rows + 5) * FRAME_BYTES / 21  # As compressed, with those of the stack and the padding.
+    episode = FRAME_BYTES + still + items * 1_500 + rows * 250
+    assert size.num_bytes == pytest.approx(1000 * episode / actions, rel=0.03)
+    # A table counts eight transitions for each item.
+    assert size.transitions == math.ceil(1000 * items * length / actions)
+    full = estimated(Scenes((64,) * (actions + 1)), max_size=100, length=length)
+    assert full.num_bytes == pytest.approx(100 / length * episode / items, rel=0.03)
 
 
 def test_what_does_not_fit_is_told_with_the_size_that_would():
