@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 from environments.errors import EnvironmentSpecError
@@ -47,6 +48,8 @@ class PixelConfig:
     render: str = "auto"
 
     def __post_init__(self) -> None:
+        for name in ("height", "width", "camera", "action_repeat"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         for name in ("height", "width"):
             value = getattr(self, name)
             if not (_is_int(value) and _SMALLEST <= value <= _LARGEST):
@@ -76,6 +79,14 @@ class PixelConfig:
         """
         usual = _USUAL_ACTION_REPEATS.get(name.partition(":")[0], _OTHER_ACTION_REPEAT)
         return usual if self.action_repeat is None else self.action_repeat
+
+
+def _plain(value: Any) -> Any:
+    """Returns an integer of NumPy, such as a size that was computed, as Python's; else `value`."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
 def _is_int(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Environments that show frames."""
 
+import dataclasses
 import functools
 import gc
 import os
@@ -79,6 +80,14 @@ def test_sizes_are_checked(config):
         environments.EnvironmentSpecError, match=r"^expected a pixel \w+ from 8 to 1024, got \S+$"
     ):
         Pixels(**config)
+
+
+def test_integers_of_numpy_become_those_of_python():
+    made = Pixels(*np.array([64, 84, 1, 2]))
+    assert made == Pixels(64, 84, 1, 2)
+    assert {type(value) for value in dataclasses.astuple(made)[:4]} == {int}
+    with pytest.raises(environments.EnvironmentSpecError, match="got True$"):
+        Pixels(action_repeat=True)
 
 
 def test_other_fields_are_checked():
