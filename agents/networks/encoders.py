@@ -38,7 +38,10 @@ def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
     Raises:
       ConfigError: if there is no such encoder.
     """
-    return find_encoder(kind)(dtype, name)
+    encoder = find_encoder(kind)(dtype, name)
+    if isinstance(encoder, snt.Module):
+        snt.allow_empty_variables(encoder)  # Features made by hand have none.
+    return encoder
 
 
 def find_encoder(kind: str) -> Callable[[tf.DType, str], snt.Module]:

@@ -147,6 +147,23 @@ def test_an_encoder_with_numbers_that_actors_would_not_get():
         networks_of(TD3(config, spec))
 
 
+class Means(snt.Module):
+    """An encoder of features that are made by hand, without variables."""
+
+    def __init__(self, dtype, name):
+        super().__init__(name=name)
+
+    def __call__(self, inputs):
+        return snt.flatten(tf.reduce_mean(tf.cast(inputs, tf.float32), 1))
+
+
+def test_an_encoder_may_have_no_variables():
+    spec = make_spec()._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
+    config = PixelTD3Config(**SMALL, encoder=f"{__name__}:Means", precision="float32")
+    online, target = networks_of(TD3(config, spec))
+    assert online.encoder is target.encoder and online.encoder.variables == ()
+
+
 @pytest.mark.parametrize("torso", ["KeptProjection", "DrawnProjection"])
 def test_a_torso_with_numbers_that_actors_get_or_that_are_drawn_in_every_call(torso):
     online, target = networks_of(TD3(TD3Config(**SMALL, torso=f"{__name__}:{torso}"), make_spec()))
