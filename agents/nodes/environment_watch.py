@@ -2,18 +2,14 @@
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
-
-import dm_env
+from typing import Any, TypeVar
 
 import launchpad as lp
 from agents.plan.run_plan import RunPlan
-from agents.task import Task
 from environments.engines.batch import BatchEnvironment, EnvironmentsInTurn
 from rl_replicator.errors import UsageError
 
@@ -60,60 +56,6 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
         for seed in seeds:
             made.append(make_environment(who, plan, seed))
     return environments
-
-
-class _Limits(Protocol):
-    """What a watch needs of a `RunPlan` or of the options of a run."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def env_timeout(self) -> float: ...
-
-
-def watched(
-    who: str, limits: _Limits, measure: Callable[[Callable[[], dm_env.Environment]], _Made]
-) -> _Made:
-    """Calls a function that plays an environment outside of any node.
-
-    It is called in a thread, which is left behind if a step or reset does not return.
-
-    Args:
-      who: what the function does, for the error message.
-      limits: the environment's task, and the seconds that a call may take.
-      measure: the function; it gets one that makes the environment.
-
-    Returns:
-      What the function returns.
-
-    Raises:
-      UsageError: if a step or reset takes too long.
-    """
-    answers: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-
-    def fail(error: BaseException, *details: object) -> None:
-        def throw() -> None:
-            raise error
-
-        answers.put(throw)
-
-    def call() -> None:
-        try:
-            with contextlib.ExitStack() as watches:
-
-                def make() -> dm_env.Environment:
-                    environment = limits.task.make(seed=0)
-                    watches.enter_context(EnvironmentWatch(who, limits, [environment], fail))
-                    return environment
-
-                result = measure(make)
-            answers.put(lambda: result)
-        except BaseException as error:
-            fail(error)
-
-    threading.Thread(target=call, name=who, daemon=True).start()
-    return answers.get()()
 
 
 @contextlib.contextmanager
@@ -182,13 +124,7 @@ class EnvironmentWatch:
     itself only sets three attributes, which takes about 0.1 microseconds.
     """
 
-    def __init__(
-        self,
-        who: str,
-        plan: _Limits,
-        environments: Sequence[Any],
-        kill_node: Callable[[Exception, float], None] | None = None,
-    ):
+    def __init__(self, who: str, plan: RunPlan, environments: Sequence[Any]):
         """Watches the environments' `reset` and `step` until it is exited.
 
         Args:
@@ -196,12 +132,11 @@ class EnvironmentWatch:
           plan: its task, and the seconds that a call may take.
           environments: environments, or `simulators` of a `BatchEnvironment`; their methods are
             replaced on these instances.
-          kill_node: called with the error and the seconds. Default: ends the current node.
         """
         self._who, self._name, self._timeout = who, plan.task.name, plan.env_timeout
         self._calls = [_Calls(environment) for environment in environments]
         self._is_over = threading.Event()
-        self._kill_node = kill_node or lp.make_node_killer()
+        self._kill_node = lp.make_node_killer()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "EnvironmentWatch":

@@ -18,7 +18,6 @@ import launchpad as lp
 from agents.agent import Agent
 from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
-from agents.nodes.environment_watch import watched
 from agents.nodes.evaluation_figures import counted
 from agents.nodes.program_folder import program_folder
 from agents.nodes.saver import holds_last_step
@@ -209,15 +208,12 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     """Returns what a run from pixels announces: frame rate and size of the replay.
 
     Raises:
-      UsageError: if a replay of frames does not fit into the memory of this machine, or a step or
-        reset of the environment takes too long.
+      UsageError: if a replay of frames does not fit into the memory of this machine.
     """
     task = options.task
     # The dataset of a run that is continued may be gone.
     inserts = task.agent_steps(options.steps) if options.prefill is None else sys.maxsize
-    size = watched(
-        "the size of the replay", options, lambda make: agent.estimate_memory(make, inserts)
-    )
+    size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
     if size is None:
         return []
     excess = size.excess(available_memory()) if options.address is None else ""

@@ -14,7 +14,6 @@ import launchpad as lp
 from agents.nodes import environment_watch
 from agents.nodes.environment_watch import EnvironmentWatch
 from environments.fakes import TargetMatching
-from rl_replicator.errors import UsageError
 
 ACTION = np.zeros(1, np.float32)
 
@@ -64,20 +63,6 @@ def play(environment, num_calls):
         is_new = timestep is None or timestep.last()
         timestep = environment.reset() if is_new else environment.step(ACTION)
     assert isinstance(timestep, dm_env.TimeStep)
-
-
-def test_a_measurement_is_given_up_where_a_call_does_not_return(monkeypatch):
-    made = Stuck(3)
-    monkeypatch.setattr(Plan.task, "make", staticmethod(lambda seed: made), raising=False)
-    message = (
-        r"^the size: fakes:target: step 2 of the episode has not returned for 0\.3 s \(.*:\d+\)"
-    )
-    with pytest.raises(UsageError, match=message):
-        environment_watch.watched("the size", Plan(0.3), lambda make: play(make(), 4))
-    made.released.set()
-    assert environment_watch.watched("the size", Plan(9), lambda make: play(make(), 4) or 5) == 5
-    with pytest.raises(ZeroDivisionError):
-        environment_watch.watched("the size", Plan(9), lambda make: 1 / 0)
 
 
 def test_a_constructor_that_does_not_return_kills_the_node(kills, monkeypatch):
