@@ -54,6 +54,10 @@ def _render(run_dirs, film_bytes=1e6, **settings):
     return page.render(reading.read(run_dirs), film_bytes, **settings)
 
 
+def _charts(text):
+    return [json.loads(html.unescape(found)) for found in re.findall('data-chart="(.*?)"', text)]
+
+
 @pytest.fixture
 def run_dirs(make_run):
     """Two configs with two seeds each."""
@@ -94,7 +98,7 @@ def test_runs_of_one_seed_count_once(make_run):
 
 def test_the_chart_draws_mean_and_band(run_dirs):
     text = _render(run_dirs[:2])
-    (data,) = [json.loads(html.unescape(found)) for found in re.findall('data-chart="(.*?)"', text)]
+    (data,) = _charts(text)
     assert data["end"] == 200
     (line,) = data["lines"]
     assert line["y"] == [150, 315] and (line["low"], line["high"]) == ([150, 310], [150, 320])
@@ -168,11 +172,21 @@ def test_figures_of_agents_and_learners_have_charts_of_their_own(make_run, make_
     text = _render([run, make_learner_run("two", {10: 2.0, 20: 1.0}, {20: 0.5})])
     titles = _Document(text).section("training")
     assert "loss over environment steps" in titles and "loss over steps" in titles
+    # The learning curves of both, and then their losses.
+    steps = [[line["x"] for line in data["lines"]] for data in _charts(text)]
+    assert steps[2:] == [[[100, 3000]], [[10, 20]]]
 
 
 def test_a_chart_of_several_configs_of_a_learner_is_named_by_what_they_share(make_learner_run):
     runs = [make_learner_run(f"w{width}", {}, {20: 1.0}, width=width) for width in (1, 2)]
     assert "<b>spirals</b>" in _render(runs) and "<b>width 1</b>" not in _render(runs)
+
+
+def test_a_chart_of_a_single_config_of_a_learner_has_its_name(make_learner_run):
+    runs = [make_learner_run(f"w{width}", {}, {20: 1.0}, width=width) for width in (1, 2)]
+    runs.append(make_learner_run("new", {10: 1.0, 20: 0.5}, {}, width=3))
+    text = _render(runs)
+    assert "<b>spirals</b>" in text and "<b>width 3</b>" in text
 
 
 def test_a_config_without_an_evaluation_hides_no_result(make_learner_run):

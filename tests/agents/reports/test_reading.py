@@ -72,6 +72,17 @@ def test_a_run_without_an_evaluation_belongs_to_its_config(make_run):
     assert evaluated.configs[0].curves["a:b"].seeds == 2
 
 
+def test_a_run_without_an_evaluation_belongs_to_the_first_figure_of_its_config(make_learner_run):
+    first, other = (make_learner_run(name, {}, {20: 0.5}) for name in ("first", "other"))
+    begun = make_learner_run("begun", {10: 2.0}, {})
+    config = json.loads((other / "config.json").read_text())
+    config["score"]["figure"] = "loss"
+    (other / "config.json").write_text(json.dumps(config))
+    found = reading.read([first, other, begun])
+    assert [family.y_label for family in found.families] == ["accuracy", "loss"]
+    assert list(found.places) == [0, 1, 0]
+
+
 def test_a_run_in_epochs_is_complete_at_the_end_that_its_score_names(make_learner_run):
     runs = [make_learner_run(name, {}, {step: 0.5}) for name, step in (("a", 20), ("b", 10))]
     for run in runs:
@@ -83,10 +94,16 @@ def test_a_run_in_epochs_is_complete_at_the_end_that_its_score_names(make_learne
     assert [(run.total_steps, run.is_complete) for run in found] == [(20, True), (20, False)]
 
 
-def test_a_run_that_evaluates_nothing_is_complete_when_it_has_finished(make_learner_run):
-    run = make_learner_run("one", {10: 2.0, 20: 1.0}, {})
+@pytest.mark.parametrize(
+    ("lacking", "accuracies"), [("score", {}), ("options", {20: 0.5})], ids=["score", "length"]
+)
+def test_a_run_that_does_not_say_when_it_ends_is_complete_when_it_has_finished(
+    make_learner_run, lacking, accuracies
+):
+    """One that evaluates nothing has no score."""
+    run = make_learner_run("one", {10: 2.0, 20: 1.0}, accuracies)
     config = json.loads((run / "config.json").read_text())
-    del config["score"]
+    del config[lacking]
     (run / "config.json").write_text(json.dumps(config))
     told = (events.STARTED, events.FINISHED, events.CONTINUED, events.FINISHED)
     for event, is_complete in zip(told, (False, True, False, True), strict=True):

@@ -108,6 +108,7 @@ def test_a_run_without_a_learner_step(tmp_path):
             {"failed_share": 0.5},
             "50% of the evaluation episodes failed while others reached 970",
         ),
+        ({}, {"failed_share": 0.5, "episode_return_max": 0.625}, "others reached 0.625: some"),
         ({}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no reward"),
         ({"action_saturation": 0.92}, {}, "92% of the policy's actions are at their bounds"),
         ({}, {"q_bias": 60.0, "discounted_return": 50.0}, "Q overestimates: it exceeds the disc"),

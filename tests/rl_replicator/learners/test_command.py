@@ -389,6 +389,7 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert train(steps=20) == 0
     assert capsys.readouterr().out.startswith("finished: all 20 steps of the run in ")
+    assert files(tmp_path / "run") == before
     # The same run, killed before the trackers had its files.
     told = tmp_path / "run" / "events.csv"
     told.write_text("".join(told.read_text().splitlines(keepends=True)[:-1]))

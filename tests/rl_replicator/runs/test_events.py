@@ -49,6 +49,24 @@ def test_a_disk_that_is_gone_is_no_error(tmp_path):
     assert events.read(tmp_path / "none") == []
 
 
+def test_the_end_is_lacking_until_the_last_start_has_one(tmp_path):
+    assert not events.lacks_end(events.read(tmp_path))  # Its version has recorded no events.
+    told = [
+        ("run", events.STARTED, True),
+        ("run", events.FINISHED, False),
+        ("actor/0", events.RESTARTED, False),
+        ("run", events.SCALED, False),
+        ("run", events.CONTINUED, True),
+        ("run", events.STOPPED, True),
+        ("run", events.CONTINUED, True),
+        ("run", events.FINISHED, False),
+    ]
+    for node, event, is_lacking in told:
+        events.record(tmp_path, node, event)
+        found = events.read(tmp_path)
+        assert (events.lacks_end(found), events.is_finished(found)) == (is_lacking, not is_lacking)
+
+
 def test_faults_are_restarts_and_unannounced_ends(tmp_path):
     told = [
         ("run", "started"),

@@ -119,8 +119,8 @@ def test_names_and_packages_are_checked_before_a_run(monkeypatch):
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run_dir = make_run(tmp_path / "run", "wandb")
-    write(run_dir)
+    monkeypatch.chdir(run_dir := make_run(tmp_path / "run", "wandb"))
+    write(Path())
     found, config = [], []
     for record in _complete_records(run_dir):
         if record.WhichOneof("record_type") == "history":
@@ -128,6 +128,7 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
             found.append(items)
         if record.WhichOneof("record_type") == "run":
             config += [item.key for item in record.run.config.update]
+            assert record.run.display_name == "run"
     rows = [row for row in found if "actor/return" in row]
     assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
     assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
@@ -291,15 +292,16 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     import mlflow  # Takes a second.
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)  # No repository.
     run_dir = make_run(tmp_path / "run", "mlflow", shares={"50%": 0.25})
-    write(run_dir)
+    monkeypatch.chdir(run_dir)  # No repository.
+    write(Path())
     write(run_dir, resume_step=20, steps=(30,))  # Continues the same run.
     client = mlflow.MlflowClient((run_dir / "mlflow").as_uri())
     experiment = client.get_experiment_by_name("rl-replicator")
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "actor/return")
     assert [(metric.step, metric.value) for metric in history] == [(10, 2.5), (20, 5.0), (30, 7.5)]
+    assert run.info.run_name == "run"
     assert run.data.params["agent.n_step"] == "3" and run.data.params["shares.50_"] == "0.25"
     assert run.info.status == "FINISHED"
     with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
