@@ -172,7 +172,8 @@ def _result_tiles(reading: Reading) -> list[Html]:
 def _highlighted(reading: Reading) -> list[int]:
     if len(reading.configs) <= _MOST_TILES:
         return list(range(len(reading.configs)))
-    families = [family for family in reading.families if family.is_evaluated]
+    evaluated = [family for family in reading.families if family.is_evaluated]
+    families = evaluated or reading.families
     configs = [config for family in families for config in family.configs]
     if len(families) != 1 or len({frozenset(one.curves) for one in configs}) > 1:
         return []  # Their figures do not compare.

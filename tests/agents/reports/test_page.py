@@ -197,6 +197,17 @@ def test_a_config_without_an_evaluation_hides_no_result(make_learner_run):
     assert "– C 10 1 1 – –" in document.section("results")
 
 
+def test_the_best_config_is_shown_before_the_first_evaluation(make_run):
+    runs = []
+    for n_step in (1, 3, 5):
+        runs.append(make_run(f"n{n_step}", {}, n_step=n_step))
+        writer = MetricWriter(runs[-1], "environment_steps")
+        writer.write("actor", 20, {"episode_return": 10.0 * n_step})
+        writer.close()
+    tile = "C Highest episode return (training) 50.0 1 seed"
+    assert tile in _Document(_render(runs)).section("glance")
+
+
 def test_a_figure_without_a_direction_has_no_best_value(make_learner_run):
     runs = [
         make_learner_run(f"w{width}-{seed}", {}, {20: 0.25 * width}, seed=seed, width=width)
