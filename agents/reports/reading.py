@@ -57,7 +57,7 @@ class ReportedRun:
     @property
     def name(self) -> str:
         """The name of its directory, which may be given as "."."""
-        return self.path.resolve().name
+        return RunDirectory(self.path).name
 
     @property
     def steps(self) -> int:

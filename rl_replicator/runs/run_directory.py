@@ -77,6 +77,11 @@ class RunDirectory:
         check_local(self.path)
 
     @property
+    def name(self) -> str:
+        """Its name, which "." has, too; that of a link is not the name of what it leads to."""
+        return Path(os.path.abspath(self.path)).name
+
+    @property
     def checkpoints(self) -> Path:
         """Directory of the newest checkpoints."""
         return self.path / "checkpoints"

@@ -47,7 +47,9 @@ class MLflowTracker:
             return
         found = self._client.get_experiment_by_name(_EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
-        run = self._client.create_run(experiment, tags=_commit(), run_name=run_dir.resolve().name)
+        run = self._client.create_run(
+            experiment, tags=_commit(), run_name=RunDirectory(run_dir).name
+        )
         self._run_id = run.info.run_id
         with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
             new.write_text(self._run_id)

@@ -42,7 +42,7 @@ class WandbTracker:
         return wandb.init(
             project=None if wandb.setup().settings.project else _PROJECT,
             dir=str(run_dir),
-            name=run_dir.resolve().name,
+            name=RunDirectory(run_dir).name,
             id=run_id,
             resume="allow",
             reinit="create_new",

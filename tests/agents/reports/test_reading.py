@@ -45,6 +45,12 @@ def test_the_directory_of_a_suite_stands_for_its_runs(make_run, tmp_path):
     assert [run.path.name for run in found.runs] == ["seed1", "seed2"]
 
 
+def test_a_run_behind_a_link_has_the_name_of_the_link(make_run, tmp_path):
+    link = tmp_path / "baseline"
+    link.symlink_to(make_run("out", {100: 1.0}))
+    assert [run.name for run in reading.read([link]).runs] == ["baseline"]
+
+
 def test_training_stands_in_before_the_first_evaluation(make_learner_run):
     (family,) = reading.read([make_learner_run("gan", {10: 2.0, 20: 1.0}, {})]).families
     assert family.y_label == "loss (training)"
