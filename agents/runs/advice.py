@@ -182,8 +182,8 @@ def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterato
     if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):
         word = "over" if bias > 0 else "under"
         yield (
-            f"Q {word}estimates: it exceeds the discounted returns observed ({seen:.1f}) by "
-            f"{bias:+.1f}{_remedy('lower', rates)}"
+            f"Q {word}estimates: it exceeds the discounted returns observed ({number(seen)}) by "
+            f"{'+' if bias > 0 else ''}{number(bias)}{_remedy('lower', rates)}"
         )
     dormant = figures.get("dormant_share", 0.0)
     if dormant > _DORMANT:

@@ -112,6 +112,7 @@ def test_a_run_without_a_learner_step(tmp_path):
         ({}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no reward"),
         ({"action_saturation": 0.92}, {}, "92% of the policy's actions are at their bounds"),
         ({}, {"q_bias": 60.0, "discounted_return": 50.0}, "Q overestimates: it exceeds the disc"),
+        ({}, {"q_bias": 0.625, "discounted_return": 0.04}, "observed (0.04) by +0.625; lower"),
         ({"dormant_share": 0.7}, {}, "70% of the critic's units are dormant"),
         ({"effective_batch_share": 0.1}, {}, "importance weights leave 10% of each batch"),
         ({}, {}, "no figure points to a cause"),
