@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ from rl_replicator.runs.statistics import number
 
 _LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
+# 60 actions of most environments take less.
+_PATIENCE_SECS = 10.0
 
 
 def train(
@@ -213,7 +216,8 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     task = options.task
     # The dataset of a run that is continued may be gone.
     inserts = task.agent_steps(options.steps) if options.prefill is None else sys.maxsize
-    size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
+    with _told_if_slow(task.name):
+        size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
     if size is None:
         return []
     excess = size.excess(available_memory()) if options.address is None else ""
@@ -225,6 +229,31 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
         raise UsageError(f"{excess}, or the size of --frame")
     rate = frame_rate.line(task.name, task.pixels, task.wrap, task.time_limit)
     return [rate, f"replay: {size}"]
+
+
+@contextlib.contextmanager
+def _told_if_slow(name: str) -> Iterator[None]:
+    """Warns if an environment is played for long before the run starts.
+
+    It is played in this thread, because some environments only work in a main thread. So nothing
+    can end a call that does not return but the user.
+    """
+    timer = threading.Timer(
+        _PATIENCE_SECS,
+        _LOG.warning,
+        (
+            "%s is still being played to estimate the memory of the replay, after %.0f s; if one "
+            "of its calls hangs, end this with Ctrl-C",
+            name,
+            _PATIENCE_SECS,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:

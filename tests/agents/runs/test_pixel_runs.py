@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -197,6 +198,19 @@ def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, 
     asked = options(tmp_path / "run", env="environments.fakes:chain", agent=agent, **around)
     assert d4pg.command.train(asked) == 0
     assert "\nrendering: by the environment itself, 24x24: " in capsys.readouterr().out
+
+
+def test_a_long_play_for_the_estimate_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
+    warn = training._LOG.warning
+    assert d4pg.command.train(options(tmp_path / "a", agent=agent)) == 0
+    assert "to estimate the memory" not in caplog.text
+    warners = [one for one in threading.enumerate() if getattr(one, "function", None) == warn]
+    assert all(one.finished.is_set() for one in warners)
+    monkeypatch.setattr(threading.Timer, "start", lambda self: self.function(*self.args))
+    assert d4pg.command.train(options(tmp_path / "b", agent=agent)) == 0
+    assert "is still being played to estimate the memory of the replay" in caplog.text
 
 
 def test_pixels_and_no_pixels_at_once(tmp_path):
