@@ -122,6 +122,9 @@ def _train_in(
                 "done; a larger --steps continues it"
             )
             if events.lacks_end(events.read(run.path)):  # It was killed before its plot or film.
+                Films(run, every=None).close()
+                _remove_scratch(run)
+                prefilling.close()
                 _finish(run, options)
             return 0
         _warn_if_too_short(options)
@@ -333,8 +336,7 @@ def _run(
             line.close()
             films.close()
             saved = holds_last_step(run.path)
-            for folder in (replay_scratch(plan.run_dir), program_folder(plan.run_dir)):
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove_scratch(run)
         with _failures_recorded(run):
             _tell(listener, evaluations)
     except Exception:
@@ -357,6 +359,12 @@ def _run(
     explained = explain(run.path, options.plain()) if times.read() else []
     _finish(run, options, explained)
     return 0
+
+
+def _remove_scratch(run: RunDirectory) -> None:
+    """Removes the folders that only a running program needs."""
+    for folder in (replay_scratch(run.path), program_folder(run.path)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finish(run: RunDirectory, options: AgentOptions, explained: Sequence[str] = ()) -> None:

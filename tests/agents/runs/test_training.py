@@ -168,10 +168,19 @@ def test_a_run_that_was_killed_before_its_plot_gets_it_by_the_same_command(run_d
     before = told.read_text()
     told.write_text("".join(before.splitlines(keepends=True)[:-1]))
     plot.unlink(missing_ok=True)
+    leftovers = [
+        *(run_dir / "checkpoints" / name / "a file" for name in (".learner", ".replay")),
+        run_dir / "prefill" / "0" / "a table",
+        run_dir / "films" / ".000000500.partial.mp4",
+    ]
+    for file in leftovers:
+        file.parent.mkdir(parents=True)
+        file.touch()
     assert d4pg.command.train(options(run_dir)) == 0
     output = capsys.readouterr().out
     assert output.startswith("finished: all 1,000") and "\nevaluation return " in output
     assert plot.exists() and events.is_finished(events.read(run_dir))
+    assert not [file for file in leftovers if file.parent.exists()]
 
 
 def test_fewer_steps_than_a_run_has_taken_are_refused_without_other_advice(run_dir, caplog):
