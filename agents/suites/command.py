@@ -18,7 +18,7 @@ from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
 from rl_replicator.errors import UsageError, cannot_write, continuable
-from rl_replicator.runs import selection
+from rl_replicator.runs import events, selection
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 from rl_replicator.runs.selection import LeftOut
 
@@ -95,7 +95,7 @@ def run(plan: SuitePlan) -> int:
             for one in suites.runs(plan.suite.tasks, plan.seeds)
         ]
         for status in statuses:
-            if status.is_complete(plan.steps) and _is_of(plan, status.path):
+            if _is_done(plan, status):
                 status.state = State.DONE
         board = Board(statuses, plan.steps, plan.anchors)
 
@@ -126,6 +126,15 @@ def run(plan: SuitePlan) -> int:
         for one in left_out:
             print(f"left out {one}", file=sys.stderr)
         return _conclude(plan, statuses, rows, number)
+
+
+def _is_done(plan: SuitePlan, status: RunStatus) -> bool:
+    """Returns whether a run of this suite is complete, and was not killed before its end."""
+    if not (status.is_complete(plan.steps) and _is_of(plan, status.path)):
+        return False
+    # `train` makes the plot or film that it lacks, but refuses a run that was trained for more.
+    target = RunDirectory(status.path).config()["options"].get("steps")
+    return target != plan.steps or not events.lacks_end(events.read(status.path))
 
 
 def _is_of(plan: SuitePlan, path: Path) -> bool:

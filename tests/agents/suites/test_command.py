@@ -330,6 +330,38 @@ def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monk
     ]
 
 
+def test_a_run_that_was_killed_at_its_end_is_given_to_train_again(tmp_path, monkeypatch):
+    """Unless it was trained for more, which `train` refuses."""
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.progress import State
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs import events
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    tasks = ("killed:a", "finished:a", "longer:a")
+    plan = command.SuitePlan(
+        Suite("s", tasks, ()), 100, 1, tmp_path, "fake", 1, (), {}, Anchors({})
+    )
+    for task, steps in zip(tasks, (100, 100, 200), strict=True):
+        path = tmp_path / SuiteRun(task, 1).name
+        write_run(path, task, 1, [(100, 7)])
+        one = RunDirectory(path)
+        one.describe("fake", one.config()["identity"], {"env": task, "steps": steps})
+        events.record(path, events.RUN, events.STARTED)
+    events.record(tmp_path / SuiteRun("finished:a", 1).name, events.RUN, events.FINISHED)
+    waiting = []
+
+    def run(scheduler, statuses):
+        waiting.extend(one.run.task for one in statuses if one.state is State.WAITING)
+
+    monkeypatch.setattr(command.Scheduler, "run", run)
+    RunDirectory(tmp_path).describe("suite", plan.identity, {})  # It was run before.
+    assert command.run(plan) == 0
+    assert waiting == ["killed:a"]
+
+
 def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(tmp_path):
     from agents.suites import command
     from agents.suites.anchors import Anchors
