@@ -34,7 +34,7 @@ test: $(STAMP)
 	$(SUITE)
 
 # The inner loop: no processes, no learning, nothing that takes long or waits.
-quick: WORKERS = 2
+quick: WORKERS = 3
 quick: $(STAMP)
 	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
 
