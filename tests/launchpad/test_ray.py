@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import sysconfig
 import threading
 import time
 import types
+import zipfile
 
 import pytest
 
@@ -200,6 +203,68 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
     manager = lp.launch(program, "ray", address=here)
     manager.add_node(lp.PyNode(importlib.import_module("lp_stop").run), "node", 1)
     assert manager.wait(timeout=120)
+
+
+def _content(uri):
+    """Returns what Ray has of the file of a package."""
+    from ray.experimental import internal_kv
+
+    (name,) = (archive := zipfile.ZipFile(io.BytesIO(internal_kv._internal_kv_get(uri)))).namelist()
+    return name, archive.read(name).decode()
+
+
+def test_code_is_shipped_as_it_was_at_the_launch(ray_connection, tmp_path, monkeypatch):
+    """Even to a node that starts again when Ray has deleted what nobody used."""
+    from ray.experimental import internal_kv
+
+    file, late = tmp_path / "lp_own" / "__init__.py", tmp_path / "lp_late.py"
+    file.parent.mkdir()
+    places = [str(file.parent)]
+    monkeypatch.setattr(shipping, "own_modules", lambda: places)
+    monkeypatch.setattr(shipping, "_UPLOAD_AGAIN_SECS", -1.0)
+    file.write_text("as launched")
+    shipment = shipping.Shipment()
+    (uri,) = shipment.uris()
+    file.write_text("edited")
+    assert shipment.uris() == [uri]
+    late.write_text("as added")
+    places.append(str(late))
+    shipment.load()
+    assert shipment.uris()[0] == uri
+    added = shipment.uris()[1]
+    shutil.rmtree(file.parent)
+    late.unlink()
+    internal_kv._internal_kv_del(uri)
+    internal_kv._internal_kv_del(added)
+    assert shipment.uris() == [uri, added]
+    assert _content(uri) == ("lp_own/__init__.py", "as launched")
+    assert _content(added) == ("lp_late.py", "as added")
+
+
+def test_an_added_package_that_is_too_large_harms_no_others(ray_connection, monkeypatch):
+    from ray._private.runtime_env import packaging
+
+    places = []
+    monkeypatch.setattr(shipping, "own_modules", lambda: places)
+    monkeypatch.setattr(shipping, "_UPLOAD_AGAIN_SECS", -1.0)
+    shipment = shipping.Shipment()
+    places.append(programs.__file__)
+    monkeypatch.setattr(packaging, "GCS_STORAGE_MAX_SIZE", 1)
+    text = r"programs\.py can't be shipped .* exceeds the maximum .*; \.rayignore leaves"
+    with pytest.raises(ConnectionError, match=text):
+        shipment.load()
+    assert shipment.uris() == []
+
+
+def test_what_ray_init_was_told_to_ship_is_kept(ray_connection, monkeypatch):
+    import ray
+
+    told = ray.runtime_env.RuntimeEnv(py_modules=["gcs://_ray_pkg_of_the_user.zip"])
+    monkeypatch.setattr(ray.runtime_context.RuntimeContext, "runtime_env", told)
+    monkeypatch.setattr(shipping, "own_modules", lambda: [__file__])
+    own, others = shipping.Shipment().uris()
+    assert _content(own)[0] == "test_ray.py"
+    assert others == "gcs://_ray_pkg_of_the_user.zip"
 
 
 def test_what_does_not_fit_is_refused_at_once(ray_connection):

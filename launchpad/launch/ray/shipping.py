@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 
 _INSTALLED = {"site-packages", "dist-packages"}
 # Ray deletes what was uploaded and has not been used for 600 s.
@@ -18,7 +20,11 @@ _EXCLUDES = ["__pycache__", ".git"]
 
 
 class Shipment:
-    """The code that a program's nodes get from the launcher."""
+    """The code that a program's nodes get from the launcher, as it is when this has loaded it.
+
+    It is kept here, so that a node that starts again gets the same as its fellows, although the
+    files may have changed, and Ray may have deleted what nobody used.
+    """
 
     def __init__(self) -> None:
         import ray
@@ -26,9 +32,8 @@ class Shipment:
         # What an actor is given replaces what whoever called ray.init() gave to all.
         self._others = ray.get_runtime_context().runtime_env.py_modules()
         self._lock = threading.Lock()
-        self._places: set[str] = set()
-        self._uris: list[str] = []
-        self._uploaded_at = 0.0
+        self._packages: dict[str, _Package] = {}  # By where they were imported from.
+        self._uploaded_at = time.monotonic()
         self.load()
 
     def load(self) -> None:
@@ -38,8 +43,11 @@ class Shipment:
           ConnectionError: Ray does not take it.
         """
         with self._lock:
-            self._places.update(own_modules())
-            self._upload()
+            for place in own_modules():
+                if place not in self._packages:
+                    package = _Package(place)
+                    package.upload()
+                    self._packages[place] = package
 
     def uris(self) -> list[str]:
         """Returns the names by which a node that starts now finds the code in Ray.
@@ -48,30 +56,57 @@ class Shipment:
           ConnectionError: Ray does not take it.
         """
         with self._lock:
-            if time.monotonic() - self._uploaded_at > _UPLOAD_AGAIN_SECS:
-                self._upload()
-            return self._uris
+            packages = self._packages.values()
+            now = time.monotonic()
+            if now - self._uploaded_at > _UPLOAD_AGAIN_SECS:
+                for package in packages:
+                    package.upload()
+                self._uploaded_at = now
+            return list(dict.fromkeys([*(package.uri for package in packages), *self._others]))
 
-    def _upload(self) -> None:
-        import ray.exceptions
-        from ray._private.runtime_env import py_modules
 
-        places = sorted(place for place in self._places if os.path.exists(place))
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                uploaded = py_modules.upload_py_modules_if_needed(
-                    {"py_modules": places, "excludes": _EXCLUDES},
-                    include_gitignore=False,  # It names code that is generated or built.
-                    scratch_dir=directory,
-                )
-            except ray.exceptions.RuntimeEnvSetupError as error:
-                text = " ".join(str(error.error_message).split())
-                raise ConnectionError(
-                    f"own code can't be shipped: {text}; .rayignore leaves files out here, and "
-                    ".gitignore does not"
-                ) from error
-        self._uris = list(dict.fromkeys([*uploaded["py_modules"], *self._others]))
-        self._uploaded_at = time.monotonic()
+class _Package:
+    """A package's directory, or a module's file, in Ray's format.
+
+    Attributes:
+      uri: Ray's name of it.
+    """
+
+    def __init__(self, place: str):
+        from ray._private.runtime_env import packaging
+
+        self._place = place
+        with self._errors(), tempfile.TemporaryDirectory() as directory:
+            file = pathlib.Path(directory, "package.zip")
+            packaging.create_package(
+                place,
+                file,
+                include_gitignore=False,  # It names code that is generated or built.
+                include_parent_dir=os.path.isdir(place),
+                excludes=_EXCLUDES,
+            )
+            self.uri = packaging.get_uri_for_package(file)
+            self._data = file.read_bytes()
+
+    def upload(self) -> None:
+        """Keeps Ray from deleting it for a while, and uploads it unless Ray has it."""
+        from ray._private.runtime_env import packaging
+
+        with self._errors():
+            packaging.pin_runtime_env_uri(self.uri)
+            if not packaging.package_exists(self.uri):
+                packaging.upload_package_to_gcs(self.uri, self._data)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Ray's are of many types.
+            text = " ".join(str(error).split())
+            raise ConnectionError(
+                f"{self._place} can't be shipped to the Ray cluster: {text}; .rayignore leaves "
+                "files out here, and .gitignore does not"
+            ) from error
 
 
 def own_modules() -> list[str]:
