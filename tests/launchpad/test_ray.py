@@ -118,12 +118,15 @@ from launchpad.launch.ray import cluster
 from ray import _raylet
 from ray._private import services
 
+def settings():
+    token = _raylet.AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
+    mode = _raylet.get_authentication_mode() == _raylet.AuthenticationMode.TOKEN
+    is_loopback = services.get_node_ip_address() == cluster.LOOPBACK
+    return mode, token == cluster._TOKEN or token, is_loopback
+
 class Session:
     def __init__(self, **options):
-        token = _raylet.AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
-        mode = _raylet.get_authentication_mode() == _raylet.AuthenticationMode.TOKEN
-        is_loopback = services.get_node_ip_address() == cluster.LOOPBACK
-        said.append((mode, token == cluster._TOKEN or token, is_loopback))
+        said.append(settings())
 
     def close(self):
         pass
@@ -138,6 +141,7 @@ with socket.create_server((cluster.LOOPBACK, 0)) as listener:
         before = dict(os.environ)
         cluster.release(cluster.acquire(address))
         assert {**before, **os.environ} == before, os.environ
+        assert settings() == (False, secret, False), settings()  # For connections of the user.
 print(said)
 """
 

@@ -128,11 +128,10 @@ def _connect(address: str | None) -> RayCluster:
 def _settings(address: str | None) -> Iterator[None]:
     """Sets what Ray reads from the environment, until the connection is closed.
 
-    Ray keeps what it has read, so this makes it read again: its settings and its token may be those
-    of an earlier connection of this process.
+    Ray keeps what it has read, so this makes it read again, before and after: this process may have
+    earlier and later connections, which are not all made here.
     """
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     variables = {}
     if address is None:
@@ -147,18 +146,27 @@ def _settings(address: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(
-            ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True
-        )
-        # In this order: a thread of Ray that asks for the token in between finds one.
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        _read_again()
         yield
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+        _read_again()
+
+
+def _read_again() -> None:
+    """Makes Ray read its settings and its token from the environment again."""
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True
+    )
+    # In this order: a thread of Ray that asks for the token in between finds one.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _has_token() -> bool:
