@@ -206,7 +206,7 @@ def _warn_if_too_short(options: AgentOptions) -> None:
         _LOG.warning(
             "the learner starts after %s transitions (--agent.replay.min-size), and --steps %s are "
             "%s: this run trains nothing; raise --steps, or lower the former",
-            *(f"{number:,}" for number in (replay.min_size, options.steps, actions)),
+            *(f"{count:,}" for count in (replay.min_size, options.steps, actions)),
         )
 
 
@@ -351,10 +351,10 @@ def _run(
         done = "stopped and saved" if saved else "stopped; everything after the last save is lost"
         command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"
         print(f"{done}; continue with: {command}", flush=True)
-        number = manager.signal_number
-        name = "" if number is None else signal.Signals(number).name
+        signum = manager.signal_number
+        name = "" if signum is None else signal.Signals(signum).name
         events.record(run.path, events.RUN, events.STOPPED, name)
-        return 128 + (number or signal.SIGTERM)
+        return 128 + (signum or signal.SIGTERM)
     # The newest times may be of an earlier start, perhaps with other options.
     explained = explain(run.path, options.plain()) if times.read() else []
     _finish(run, options, explained)
