@@ -1,7 +1,7 @@
 """The control channel between the launcher and one of its processes.
 
 Messages are small pickled tuples over a socket; either side ends when the other is gone. A side
-that is only stopped, such as a launcher after Ctrl-Z, finds everything when it goes on.
+that is only suspended, such as a launcher after Ctrl-Z, receives all messages when it resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 _SIZE = struct.Struct("<I")
 
-# A launcher waits this long for a node that reads nothing, in seconds: one that is frozen must not
+# How long the launcher waits for a node that does not read, in seconds: a frozen node must not
 # freeze the program. Nodes wait for as long as the launcher lives.
 LAUNCHER_PATIENCE_SECS = 2.0
 
@@ -28,9 +28,8 @@ class Channel:
 
         Args:
           connection: The socket.
-          patience_secs: How long a message waits for a peer that reads nothing; None for as long
-            as the peer lives. What has not been sent by then is sent before the next message, or
-            by `flush`.
+          patience_secs: How long `send` waits for a peer that does not read; None for as long as
+            the peer lives. Data not sent by then is sent before the next message, or by `flush`.
         """
         self._connection = connection
         if patience_secs is not None:
@@ -39,7 +38,7 @@ class Channel:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._lock = threading.Lock()
         self._unsent = bytearray()
-        # MSG_DONTWAIT once the peer has used the patience up, until it reads again.
+        # MSG_DONTWAIT after a send has timed out, until the peer reads again; 0 otherwise.
         self._haste = 0
 
     def send(self, *message: Any) -> bool:
@@ -49,15 +48,15 @@ class Channel:
             return self._send_rest(0)
 
     def send_or_drop(self, *message: Any) -> bool:
-        """Sends `message` if the peer reads what it is sent, and drops it otherwise.
+        """Sends `message` if the peer is reading, and drops it otherwise.
 
-        For signs of life, which must not pile up before a peer that is stopped.
+        For heartbeats, which must not pile up while the peer is suspended.
 
         Returns:
           False if the peer is gone.
         """
         if not self._lock.acquire(blocking=False):
-            return True  # Another message waits for the peer.
+            return True  # Another message is waiting for the peer.
         try:
             if not self._send_rest(socket.MSG_DONTWAIT):
                 return False
@@ -73,7 +72,7 @@ class Channel:
             self._lock.release()
 
     def flush(self) -> None:
-        """Sends what earlier messages have left, as far as the peer reads. Never waits."""
+        """Sends the unsent rest of earlier messages, as far as the peer reads it. Never waits."""
         if self._lock.acquire(blocking=False):
             try:
                 self._send_rest(socket.MSG_DONTWAIT)
@@ -96,7 +95,11 @@ class Channel:
         self._connection.close()
 
     def _send_rest(self, flags: int) -> bool:
-        """Sends of `_unsent` what the peer takes; needs the lock. Returns False if it is gone."""
+        """Sends as much of `_unsent` as the peer takes; the caller must hold the lock.
+
+        Returns:
+          False if the peer is gone.
+        """
         try:
             while self._unsent:
                 del self._unsent[: self._connection.send(self._unsent, flags | self._haste)]

@@ -1,4 +1,4 @@
-"""A node in a process of its own: what it is sent, and how it obeys the control channel."""
+"""A node in a process of its own: its description, and its side of the control channel."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rl_replicator.processes import signals
 
 # A process whose launcher is gone ends within this many seconds.
 _ORPHAN_SECS = 3.0
-# SIGTERM to a whole program reaches its nodes before its launcher tells them to stop: a node that
-# gets one waits this long for the launcher, in seconds, from when that is seen to run.
+# SIGTERM to a whole program reaches its nodes before the launcher tells them to stop. So a node
+# that gets one waits this long for the launcher, in seconds, once that is known to be running.
 _LAUNCHER_SECS = 3.0
-# It looks this often whether that is so, in seconds.
+# Interval at which it checks that, in seconds.
 _LOOK_SECS = 0.1
-# A node that has failed gets this long for its threads and exit handlers to end, in seconds.
+# The threads and exit handlers of a failed node have this long to end, in seconds.
 _FAILED_SECS = 5.0
-# A node that cannot be interrupted where it is gets the signal again this much later, in seconds.
+# Delay before the signal is repeated to a node that could not be interrupted, in seconds.
 _PUT_OFF_SECS = 0.01
-# One that could not be interrupted for so long waits for a lock that another thread keeps.
+# A node that could not be interrupted for this many seconds waits for another thread's lock.
 _STILL_SECS = 1.0
 _BY_SIGTERM = "the process was ended by SIGTERM"
 
@@ -67,7 +67,7 @@ class Child:
     """Runs a node in the main thread of this process, for the launcher behind `channel`."""
 
     def __init__(self, channel: lp_channel.Channel, spec: NodeSpec):
-        """Takes SIGTERM over and begins to listen."""
+        """Installs a handler of SIGTERM, and starts to receive messages."""
         self._channel = channel
         self._spec = spec
         self._book = lp_address_book.AddressBook(spec.addresses)
@@ -96,17 +96,17 @@ class Child:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def run(self) -> int:
-        """Runs the node, told of all failures, to its end; returns the exit status.
+        """Runs the node to its end, and reports failures; returns the exit status.
 
-        It begins when the launcher says so: a guard then knows this process, and ends what the
-        node starts even if the launcher is killed in the next moment.
+        The node begins when the launcher allows it: by then, a guard watches this process and ends
+        what the node starts, even if the launcher is killed in the next moment.
         """
         sys.argv[:] = self._spec.argv
         status = self._execute()
         if status:
             threading.Thread(target=self._end_failed, name="linger", daemon=True).start()
         # The threads and exit handlers of a node that has not failed may be saving: they have until
-        # the end of the program's notice, when the launcher kills what is left.
+        # the end of the program's notice period, when the launcher kills the process.
         return status
 
     def _execute(self) -> int:
@@ -116,7 +116,7 @@ class Child:
             node = pickle.loads(self._spec.node)
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()
-        except BaseException as error:  # Whatever ends a node must reach the launcher.
+        except BaseException as error:  # Whatever ends a node is reported to the launcher.
             self.runtime.mark_ended()  # A stop must not interrupt the exit handlers.
             record = node_thread.failure_of(error, self.runtime)
             if record is not None:
@@ -126,9 +126,9 @@ class Child:
         return 0
 
     def _end_failed(self) -> None:
-        """Ends the process of a node that has failed, even if a thread of the node goes on.
+        """Ends the process of a node that has failed, even if a thread of the node keeps running.
 
-        The launcher treats the node as failed, and starts it again, when its process has ended.
+        The launcher treats the node as failed, and restarts it, only when its process has ended.
         """
         time.sleep(_FAILED_SECS)
         threads = threading.enumerate()
@@ -144,12 +144,12 @@ class Child:
         os._exit(1)
 
     def _interrupt(self) -> None:
-        """Raises SystemExit in the main thread, at a place where that leaves no lock taken."""
+        """Raises SystemExit in the main thread, at a point where this leaves no lock held."""
         self._is_put_off = True
         since = time.monotonic()
         while self._is_put_off and self.runtime.is_active:
             self._is_put_off = False
-            # A signal ends a wait for a lock before the lock is taken.
+            # Then it waits for a lock, and a signal ends the wait before the lock is acquired.
             self._stands_still = time.monotonic() - since > _STILL_SECS
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_PUT_OFF_SECS)
@@ -159,21 +159,21 @@ class Child:
         if self.runtime.was_interrupted and self.runtime.is_active:
             if self._stands_still or not node_thread.is_delicate(frame):
                 raise SystemExit(0)
-            self._is_put_off = True  # It would leave a lock taken, which an exit handler may want.
+            self._is_put_off = True  # It would leave a lock held that an exit handler may need.
         if not self.runtime.stop_event.is_set():
             threading.Thread(target=self._obey_stranger, name="sigterm", daemon=True).start()
 
     def _obey_stranger(self) -> None:
-        """Dies of a SIGTERM that somebody else sent to this node alone.
+        """Ends this process after a SIGTERM that was sent to it alone, not to the whole program.
 
-        The launcher sees a process that died, and does what the node's restart policy says.
+        The launcher sees a process that died, and applies the node's restart policy.
         """
         self._channel.send("ping")
-        # A launcher that gets no processor time has not seen its own SIGTERM either.
+        # A launcher that gets no CPU time has not handled its own SIGTERM either.
         while not self.runtime.stop_event.wait(_LOOK_SECS) and not self._launcher_runs.is_set():
             pass
         if not self.runtime.stop_event.wait(_LAUNCHER_SECS):
-            # Only the main thread can take a handler back, and it may be busy for ever.
+            # Only the main thread can restore a handler, and it may be busy forever.
             self._die(errors.ExceptionRecord(errors.PROCESS_DIED, _BY_SIGTERM, ""))
 
     def _give_up(self, error: Exception, stuck_secs: float) -> None:
@@ -204,10 +204,10 @@ class Child:
             elif kind == "release":
                 self.runtime.release()
             elif kind == "stop":
-                # Stop handlers are the users' code, and may block.
+                # Stop handlers are user code, and may block.
                 notify = self.runtime.notify_stop_in_thread
                 threading.Thread(target=notify, name="stop", daemon=True).start()
-        # The launcher is gone without a word: nobody would end this process.
+        # The launcher is gone without having stopped this process, so it ends itself.
         threading.Thread(target=self.runtime.notify_stop_in_thread, daemon=True).start()
         time.sleep(_ORPHAN_SECS)
         _kill_own_group()
@@ -219,16 +219,16 @@ def import_from(search_path: Sequence[str]) -> None:
 
 
 def _kill_own_group() -> None:
-    """Kills this process with all that it started, and nobody else's processes."""
+    """Kills this process and all that it started, but no other processes."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_exit_handlers() -> None:
-    """Does what an interpreter does at its end before it tears modules down.
+    """Does what an interpreter does at exit before it tears down modules.
 
-    The teardown of TensorFlow takes seconds, and that of native servers crashes at times.
+    The teardown of TensorFlow takes seconds, and that of native servers sometimes crashes.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

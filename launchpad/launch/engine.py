@@ -1,4 +1,4 @@
-"""What an engine gets, and what it does."""
+"""The interface of engines, and the description of a launch that they get."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from launchpad.nodes.python import local_multi_processing
 
 
 def search_path() -> list[str]:
-    """Returns the directories from which this process imports, for a new one."""
+    """Returns the directories from which this process imports, for use in a new process."""
     here = working_directory()
-    # Python ignores what is no string, such as a path object.
+    # Python ignores entries that are not strings, such as path objects.
     return [entry or here for entry in sys.path if isinstance(entry, str)]
 
 
 def python_path(directories: Sequence[str]) -> str:
     """Returns the PYTHONPATH by which a new process finds this package.
 
-    It has no room for directories with a colon in their names: see `child.import_from`.
+    It can't contain directories with a colon in their names; for them, see `child.import_from`.
     """
     return os.pathsep.join(name for name in directories if os.pathsep not in name)
 
 
 def working_directory() -> str:
-    """Returns the directory of this process; empty if it was removed."""
+    """Returns the working directory of this process; empty if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -44,8 +44,8 @@ def working_directory() -> str:
 class Launch:
     """One launch, as an engine sees it.
 
-    A node that is added or started again later finds the surroundings of the launch, whatever the
-    launcher has done since.
+    A node that is added or restarted later starts in the launcher's surroundings (directory,
+    environment, ...) as they were at the launch, whatever the launcher has changed since.
 
     Attributes:
       members: The nodes.
@@ -54,9 +54,9 @@ class Launch:
       cluster_address: The `address` argument of `launch`; only for engines of clusters.
       terminal: Where output goes, the `terminal` argument of `launch`; only for processes.
       directory: Working directory of the launcher; empty if it was removed.
-      search_path: Where the launcher imports from.
+      search_path: Directories from which the launcher imports.
       environment: Its environment variables.
-      inherited: What its processes inherit besides.
+      inherited: What its child processes inherit in addition.
       argv: Its command line.
       flags: Its absl flags; see `serialization.dump_flags`.
     """
@@ -76,7 +76,7 @@ class Launch:
     flags: bytes = dataclasses.field(default_factory=serialization.dump_flags)
 
     def search_path_of(self, config: local_multi_processing.PythonProcess) -> list[str]:
-        """Returns where a node imports from: its group's own PYTHONPATH comes first."""
+        """Returns the directories from which a node imports: its group's own PYTHONPATH first."""
         own = config.environment().get("PYTHONPATH")
         entries = own.split(os.pathsep) if own else []
         directories = (os.path.join(self.directory, entry) for entry in entries)
@@ -84,7 +84,7 @@ class Launch:
 
 
 class Engine(Protocol):
-    """Runs the nodes of one launch. Constructed in `launch`, where it raises what is wrong."""
+    """Runs the nodes of one launch. The constructor raises an error if the launch is invalid."""
 
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
@@ -92,15 +92,15 @@ class Engine(Protocol):
         """Makes a new incarnation of a node, not started yet."""
 
     def prepare(self, member: lp_member.Member) -> None:
-        """Makes ready for a node that is added to the running program.
+        """Prepares for a node that is added to the running program.
 
         Raises:
           TypeError: the node does not pickle.
-          ValueError: it needs more than there is.
+          ValueError: it needs resources that it can't get.
         """
 
     def close(self) -> None:
-        """Gives up what the engine holds; called once, when all nodes are gone."""
+        """Releases the engine's resources; called once, when all nodes are gone."""
 
 
 def dump_nodes(launch: Launch) -> dict[str, bytes]:
@@ -113,7 +113,7 @@ def dump_nodes(launch: Launch) -> dict[str, bytes]:
 
 
 def make_spec(launch: Launch, member: lp_member.Member, node: bytes) -> child.NodeSpec:
-    """Describes `member`, pickled as `node`, for the process that it starts in now."""
+    """Describes `member`, pickled as `node`, for the process in which it starts now."""
     return child.NodeSpec(
         label=member.label,
         index=member.index,

@@ -1,4 +1,4 @@
-"""Which of several failures the others followed from."""
+"""Finds the root cause among several failures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from launchpad import errors
 from launchpad.launch import member as lp_member
 
-# Failures this close to the first, in seconds, compete for being the root of all.
+# Failures within this many seconds of the first one are candidates for the root cause.
 _ROOT_WINDOW_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A failure of a node, and the monotonic time at which the supervisor heard of it."""
+    """A failure of a node, and the monotonic time at which the supervisor learned of it."""
 
     member: lp_member.Member
     record: errors.ExceptionRecord
@@ -22,15 +22,15 @@ class Failure:
 
 
 def is_root_known(failures: Sequence[Failure], now: float) -> bool:
-    """Whether no failure that is still to come can be the one that the others followed from."""
+    """Whether the root cause is certain, because a later failure can't be it any more."""
     return bool(failures) and now > failures[0].time + _ROOT_WINDOW_SECS
 
 
 def root(failures: Sequence[Failure]) -> Failure:
-    """Picks the failure that the others followed from.
+    """Returns the failure that caused the others.
 
-    A peer that lost its connection often reports before the death of the process at the other end
-    is known, so among failures close in time one with a cause of its own wins.
+    A node that loses a connection often reports this before the death of the process at the other
+    end is known. So among failures close in time, the first that is not collateral is chosen.
     """
     start = failures[0].time + _ROOT_WINDOW_SECS
     close = [f for f in failures if f.time <= start]
@@ -38,7 +38,7 @@ def root(failures: Sequence[Failure]) -> Failure:
 
 
 def root_failure(failures: Sequence[Failure]) -> errors.NodeFailedError | None:
-    """Returns the failure that the others followed from as an error; None if there is none."""
+    """Returns the failure that caused the others as an error; None if there is none."""
     if not failures:
         return None
     found = root(failures)

@@ -1,4 +1,4 @@
-"""What the kernel hands on from a process to those that it starts."""
+"""Process attributes that the kernel passes on to child processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RESOURCES = sorted(
 
 @dataclasses.dataclass(frozen=True)
 class Inherited:
-    """What a process inherits, beside its environment and its directory.
+    """What a process inherits besides its environment and its directory.
 
-    A fork has that of the fork server, which is older than what the launcher has changed since.
+    A forked node inherits it from the fork server, without what the launcher has changed since.
 
     Attributes:
-      umask: Permissions that new files lack.
-      processors: Those that the process may use.
+      umask: Permissions that are withheld from new files.
+      processors: Numbers of the CPUs that the process may use.
       limits: Soft and hard limit of each resource, by its number.
     """
 
@@ -33,8 +33,8 @@ class Inherited:
 
     @classmethod
     def of_this_process(cls) -> Inherited:
-        """Returns what a process would inherit that this thread starts now."""
-        # `os.umask` changes it, for all threads.
+        """Returns what a process started by this thread now would inherit."""
+        # `os.umask` can't read the mask without changing it, for all threads.
         status = pathlib.Path("/proc/self/status").read_text()
         found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
         assert found is not None
@@ -45,9 +45,9 @@ class Inherited:
         )
 
     def apply(self) -> None:
-        """Gives this process all of it, as far as it may; for a process without other threads."""
+        """Applies it to this process, which must have no other threads, as far as permitted."""
         os.umask(self.umask)
-        with contextlib.suppress(OSError):  # They are not there any more.
+        with contextlib.suppress(OSError):  # They are no longer available.
             os.sched_setaffinity(0, self.processors)
         for number, limits in self.limits.items():
             if resource.getrlimit(number) != limits:

@@ -32,7 +32,7 @@ _OTHER_TERMINALS = ("gnome-terminal", "gnome-terminal-tabs", "xterm", "byobu_ses
 _TERMINALS = ("current_terminal", terminals.TMUX, terminals.FILES, *_OTHER_TERMINALS)
 
 
-# What makes the engine of a launch, by launch type. New engines go here.
+# Makes the engine of a launch, by launch type. New engines go here.
 LAUNCHERS: dict[context.LaunchType, Callable[[engine.Launch], engine.Engine]] = {
     context.LaunchType.LOCAL_MULTI_THREADING: threads.ThreadEngine,
     context.LaunchType.TEST_MULTI_THREADING: threads.ThreadEngine,
@@ -61,12 +61,12 @@ def launch(
     restart_policies: Mapping[str, base.RestartPolicy] | None = None,
     address: str | None = None,
 ) -> lp_manager.ProgramManager:
-    """Starts a program and returns its manager at once.
+    """Starts a program and returns its manager immediately.
 
     A script that ends after `launch` first waits for the program, as `manager.wait()` does
-    explicitly. If it ends by an uncaught exception, it stops the program. With all launch types
-    except the test types, Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) stop the program in
-    order.
+    explicitly. If it ends with an uncaught exception, it stops the program. With all launch types
+    except the test types, Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) stop the program
+    gracefully.
 
     Args:
       programs: The program. If there are several, only the first is launched, as in upstream.
@@ -76,12 +76,12 @@ def launch(
       test_case: A unittest.TestCase at whose end the program is stopped.
       terminal: None or "current_terminal"; or, for processes of this machine, "tmux_session" (a
         window for each node) or "output_to_files" (a file for each node, in a new directory under
-        LAUNCHPAD_LOGGING_DIR or the system's for temporary files). Upstream's other terminals
-        are accepted with a warning, and output goes to this terminal.
+        LAUNCHPAD_LOGGING_DIR or the system's temporary directory). Upstream's other terminals are
+        accepted with a warning, and output goes to this terminal.
       serialize_py_nodes: True to check that all nodes pickle, even if they run in threads.
       controller_xm_requirements: Ignored; upstream's cluster resources.
-      termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
-        once, a negative number never; None for the flag `--lp_termination_notice_secs`.
+      termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills
+        immediately, a negative number never; None for the flag `--lp_termination_notice_secs`.
       restart_policies: Label -> what to do when a node of that group fails, for nodes without their
         own `restart_policy`; by default, a failure ends the program.
       address: "host:port" of the Ray cluster to run on, or "env" for the one that RAY_ADDRESS
@@ -95,7 +95,7 @@ def launch(
         one address.
       TypeError: a node does not pickle, resources are not a PythonProcess, or a restart policy is
         not a RestartPolicy.
-      ConnectionError: there is no such cluster, or it does not take the code.
+      ConnectionError: there is no such cluster, or it does not accept the code.
     """
     del xm_resources, controller_xm_requirements
     program = _first(programs)
@@ -159,7 +159,7 @@ def _launch_type(launch_type: context.LaunchType | str | None) -> context.Launch
         found = context.LaunchType(launch_type)
     except ValueError:
         found = None
-    if found not in LAUNCHERS:  # It may also be one that only upstream has.
+    if found not in LAUNCHERS:  # It may also be one that only upstream supports.
         known = ", ".join(repr(other.value) for other in LAUNCHERS)
         given = launch_type if found is None else found.value
         raise ValueError(
@@ -261,7 +261,7 @@ def _flatten(nodes: Sequence[base.Node]) -> Iterator[tuple[base.Node, int | None
 def _launcher_runtime(
     launch_: engine.Launch, supervisor: lp_supervisor.Supervisor
 ) -> lp_runtime.NodeRuntime:
-    """Makes the runtime through which this process takes part: handles, lp.stop()."""
+    """Makes the runtime of the launching process, for its handles and lp.stop()."""
     runtime = lp_runtime.NodeRuntime(
         "launcher",
         0,

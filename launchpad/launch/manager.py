@@ -22,19 +22,21 @@ from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
 from rl_replicator.processes import signals
 
-# The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
+# Polling interval of waits, in seconds, so that the main thread handles signals promptly.
 _POLL_SECS = 0.2
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A script that has not looked at its program for this long after its end has a loop of its own.
+# A script that has not noticed the end of its program after this many seconds is assumed to be in a
+# loop of its own.
 _NOTICE_SECS = 5.0
-# It is given that in pieces, in seconds: a time in which this process was stopped counts as one.
+# It is spent in sleeps of this many seconds, so that a pause in which this process was stopped
+# counts as one of them.
 _PIECE_SECS = 0.1
 
 
 class ProgramManager:
     """A launched program.
 
-    It is what `lp.launch` returns:
+    `lp.launch` returns it:
 
         manager = lp.launch(program, "local_mp")
         while not manager.wait(timeout=1.0):
@@ -42,7 +44,7 @@ class ProgramManager:
     """
 
     def __init__(self, supervisor: lp_supervisor.Supervisor, is_test: bool):
-        """Wraps a started supervisor; a test launch is stopped, not awaited, at exit."""
+        """Wraps a supervisor; a test launch is stopped, not awaited, at exit."""
         self.is_test = is_test
         self._supervisor = supervisor
         self._end_was_seen = False
@@ -57,7 +59,7 @@ class ProgramManager:
 
     @property
     def restarts(self) -> tuple[lp_restarts.NodeRestart, ...]:
-        """The nodes that were restarted so far, in order."""
+        """The restarts of nodes so far, in order."""
         return tuple(self._supervisor.restarts)
 
     @property
@@ -82,8 +84,8 @@ class ProgramManager:
         Args:
           timeout: Seconds to wait; None for as long as it takes. A sequence is interpreted as
             `labels_to_wait_for`, which comes first in upstream's method.
-          labels_to_wait_for: Waits for the nodes of these groups only; the others go on. A server
-            without work of its own ends with the program. None or empty for all groups.
+          labels_to_wait_for: Waits for the nodes of these groups only; the others keep running. A
+            server without work of its own ends with the program. None or empty for all groups.
           raise_error: False to return even if a node has failed.
           return_on_first_completed: Returns when the first node has ended.
 
@@ -96,7 +98,7 @@ class ProgramManager:
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
         if isinstance(timeout, numbers.Real):
-            timeout = float(timeout)  # NumPy's small floats would round the clock.
+            timeout = float(timeout)  # A low-precision NumPy float would round the deadline.
         elif timeout is not None:
             timeout, labels_to_wait_for = None, timeout
         try:
@@ -119,7 +121,7 @@ class ProgramManager:
             if enough(state == lp_runtime.ENDED for state in states):
                 break
             if not {*states} - {lp_runtime.SERVING, lp_runtime.ENDED}:
-                # Servers end with the program alone, which may have nothing left to do.
+                # Servers end only with the program, which may have nothing left to do.
                 self._supervisor.post_awaited()
             if time.monotonic() >= deadline:
                 return False
@@ -127,7 +129,7 @@ class ProgramManager:
                 break
         if not (self._supervisor.done.is_set() or self._supervisor.has_failed):
             return True
-        # The end of a node that has failed is no success, although others are still to end.
+        # A failed node must not count as a success, although other nodes are still running.
         return self._wait(deadline - time.monotonic())
 
     def _wait(self, timeout: float | None) -> bool:
@@ -139,7 +141,7 @@ class ProgramManager:
             ):
                 if time.monotonic() >= deadline:
                     return False
-        except KeyboardInterrupt:  # Signals are not ours in a test launch, or off the main thread.
+        except KeyboardInterrupt:  # No signal handlers in a test launch or off the main thread.
             self.stop()
             self._supervisor.done.wait()
             raise
@@ -159,7 +161,7 @@ class ProgramManager:
           timeout: Seconds to wait; None for as long as it takes.
 
         Returns:
-          True once all are up, False if the time is over or the program ends before.
+          True once all are up, False if the time has passed or the program ended before.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not self._supervisor.ready.wait(
@@ -170,10 +172,10 @@ class ProgramManager:
         return True
 
     def add_node(self, node: base.Node, label: str, index: int) -> None:
-        """Adds a node to the running program; it starts soon.
+        """Adds a node to the running program, without waiting for it to start.
 
-        It has the resources and the restart policy of the other nodes of its group. Its arguments
-        may hold handles of the program's nodes.
+        It has the resources of the other nodes of its group, and their restart policy unless it has
+        its own. Its arguments may contain handles of the program's nodes.
 
         Args:
           node: A node that serves no address, such as a `PyClassNode`.
@@ -182,9 +184,9 @@ class ProgramManager:
 
         Raises:
           ProgramStoppedError: the program is stopping, or has ended.
-          TypeError: the node does not pickle, and the engine needs it to.
-          ValueError: there is no such group, the index is in use, others could call the node, or it
-            is a colocation in several processes.
+          TypeError: the node does not pickle, which the engine requires.
+          ValueError: there is no such group, the index is in use, the node serves an address or is
+            a MultiProcessingColocation, or the engine can't provide its resources.
         """
         self._supervisor.post_add(label, index, node)
 
@@ -193,7 +195,7 @@ class ProgramManager:
         return self._supervisor.live(label)
 
     def stop(self) -> None:
-        """Asks the program to stop; returns at once."""
+        """Asks the program to stop; returns immediately."""
         self._supervisor.post_stop()
 
     def stop_and_wait(self) -> None:
@@ -206,13 +208,13 @@ class ProgramManager:
         self.wait()
 
     def cleanup_after_test(self, test_case: Any) -> None:
-        """Stops the program, waits for its end, and fails the test if a node had failed."""
+        """Stops the program, waits for its end, and fails the test if a node has failed."""
         self.stop()
         self.wait(raise_error=False)
         test_case.assertIsNone(self._supervisor.failure)  # noqa: PT009 - the argument's own
 
     def kill(self) -> None:
-        """Kills all nodes at once."""
+        """Kills all nodes immediately."""
         self._supervisor.post_kill()
 
     def resolve(self, handle: base.Handle[Any]) -> Any:
@@ -222,7 +224,7 @@ class ProgramManager:
     def processes(self) -> dict[str, int]:
         """Returns the process id of every node, by "label/index"; empty for threads.
 
-        On Ray a process id is one of the node's own machine.
+        On Ray, a process id is valid on the node's own machine.
         """
         return self._supervisor.processes()
 
@@ -231,13 +233,13 @@ class ProgramManager:
 
         A process that ignores one of them continues to ignore it. Python lets only the main thread
         handle signals: a program launched from another thread is stopped only if the main thread
-        has launched a program, too. A program that a node has launched stops with the node's own
-        program, which handles the signals; in a process, SIGTERM interrupts the node itself.
+        has launched a program, too. A program launched by a node stops with the node's own program,
+        which handles the signals; in a node's process, SIGTERM interrupts the node itself.
         """
         for manager in list(_taking_signals):
             if manager._supervisor.done.is_set():
                 manager._leave_signals()
-        # One call each: other threads, and the handler, may use the list at any time.
+        # Atomic operations only: other threads and the handler may use the list at any time.
         _taking_signals.append(self)
         self._node = lp_runtime.current_node()
         if self._node is not None:
@@ -247,7 +249,7 @@ class ProgramManager:
             _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
 
     def _leave_signals(self) -> None:
-        with contextlib.suppress(ValueError):  # Another thread was first.
+        with contextlib.suppress(ValueError):  # Another thread has removed it.
             _taking_signals.remove(self)
         if self._node is not None:
             self._node.remove_stop_handler(self.stop)
@@ -256,12 +258,12 @@ class ProgramManager:
         self._supervisor.post_signal(number)
 
     def _is_settled(self) -> bool:
-        """True if the program has ended, and no failure of it is still to be raised."""
+        """True if the program has ended and has no failure left to raise."""
         has_news = self._supervisor.failure is not None and not (self._was_awaited or self.is_test)
         return self._supervisor.done.is_set() and not has_news
 
 
-# Programs that signals stop, and what handled signals before the first of them.
+# Programs that signals stop, and the signal handlers from before the first of them.
 _taking_signals: list[ProgramManager] = []
 _old_handlers: dict[int, Any] = {}
 
@@ -274,21 +276,23 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if running:
         threading.Thread(target=_deliver_again, args=(number, running), daemon=True).start()
         return
-    # Nothing is left to stop: the script's own way of handling the signal holds again.
+    # Nothing is left to stop: restore the script's own handling of the signal.
     former = _old_handlers.get(number)
     signals.give_back(_on_signal, _old_handlers)
     if signal.getsignal(number) is not former:
-        # A handler over this one has called it, and would do so again.
+        # Another handler was installed over this one: it has called it, and would do so again.
         signal.signal(number, signal.SIG_DFL if former is None else former)
     os.kill(os.getpid(), number)
 
 
 def _deliver_again(number: int, stopped: Sequence[ProgramManager]) -> None:
-    """Ends a script that does not look at the end of its programs, such as a loop of its own.
+    """Sends a signal again if the script does not notice that its programs have ended.
+
+    An example is a script that is in a loop of its own.
 
     Args:
       number: The signal.
-      stopped: The programs that it has stopped.
+      stopped: The programs that the signal has stopped.
     """
     for manager in stopped:
         manager._supervisor.done.wait()
@@ -301,14 +305,14 @@ def _deliver_again(number: int, stopped: Sequence[ProgramManager]) -> None:
 
 _unfinished: list[ProgramManager] = []
 _is_hooked = False
-# What Python knew as the last uncaught exception before the newest launch.
+# The last uncaught exception before the newest launch.
 _old_error: BaseException | None = None
 
 
 def await_at_exit(manager: ProgramManager) -> None:
-    """Makes the end of the main script wait for the program, even if it only calls `lp.launch(p)`.
+    """Makes the main script wait for the program at exit, even if it only calls `lp.launch(p)`.
 
-    An uncaught exception of the script stops the program first.
+    An uncaught exception in the script stops the program first.
     """
     global _is_hooked, _old_error
     _old_error = _last_error()
@@ -316,7 +320,7 @@ def await_at_exit(manager: ProgramManager) -> None:
     _unfinished.append(manager)
     if not _is_hooked:
         _is_hooked = True
-        # Before the standard library forbids new threads at exit; atexit would be too late.
+        # Runs before the standard library forbids new threads at exit; atexit would be too late.
         threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
 
 
@@ -327,18 +331,18 @@ def stop_all() -> None:
 
 
 def _last_error() -> BaseException | None:
-    """Returns the last exception that nobody caught. Python sets it when it prints it."""
+    """Returns the last uncaught exception, which Python records when it prints it."""
     return getattr(sys, "last_value", None)
 
 
 def _has_script_failed() -> bool:
-    # In a session, the user has seen the error and gone on.
+    # In an interactive session, the user has seen the error and continued.
     is_session = hasattr(sys, "ps1") or sys.flags.interactive
     return not is_session and _last_error() is not _old_error
 
 
 def _wait_for_all() -> None:
-    """Waits for all programs, also after one that failed: at its end, the script leaves none."""
+    """Waits for all programs, even if one fails: the script must leave none running."""
     has_failed = _has_script_failed()
     is_stopping = has_failed
     has_news = False
@@ -349,26 +353,25 @@ def _wait_for_all() -> None:
                     manager.stop()
                 manager.wait()
             except BaseException as error:
-                # Ctrl-C is meant for all programs, also where it is raised here and no handler has
-                # it.
+                # Ctrl-C applies to all programs, even if it is raised here for lack of a handler.
                 is_stopping |= not isinstance(error, errors.NodeFailedError)
                 if isinstance(error, SystemExit) and error.code in (None, 0):
-                    continue  # A handler of a signal ends the script, which is ending already.
-                # Nobody is left to raise to.
+                    continue  # A signal handler exits the script, which is ending already.
+                # There is no caller left to raise it to.
                 traceback.print_exc()
                 has_news = True
             break
-    if has_news and not has_failed:  # The exit status must tell; after an error, it does already.
+    if has_news and not has_failed:  # The exit status must not be 0; after an error, it is not.
         sys.stdout.flush()
         atexit._run_exitfuncs()
         os._exit(1)
 
 
 def _forget() -> None:
-    """A process that is forked from this one has no programs: their threads are not there."""
+    """Forgets the programs in a forked process, which does not have their threads."""
     _unfinished.clear()
     _taking_signals.clear()
-    _old_handlers.clear()  # `signals` sets them.
+    _old_handlers.clear()  # `signals` restores them.
 
 
 signals.call_in_forks(_forget)

@@ -12,7 +12,7 @@ from rl_replicator.processes.restarts import Restarts
 
 
 class Worker(Protocol):
-    """One running incarnation of a node. The methods return at once and never raise."""
+    """One running incarnation of a node. Methods return immediately; only `start` may raise."""
 
     def start(self) -> None:
         """Starts the node."""
@@ -24,23 +24,23 @@ class Worker(Protocol):
         """Tells the node that all nodes have been constructed."""
 
     def release(self) -> None:
-        """Tells the node that nobody needs its server any more."""
+        """Tells the node that its server is no longer needed."""
 
     def kill(self) -> None:
-        """Ends the node without asking."""
+        """Kills the node, as far as that is possible; see `is_killable`."""
 
     def send_address(self, key: str, address: str) -> None:
-        """Tells the node where the owner of `key` serves: "host:port"."""
+        """Sends the node the address ("host:port") at which the owner of `key` serves."""
 
     def close(self) -> None:
-        """Frees what the launcher holds for the node, which has ended."""
+        """Frees the launcher's resources for the node, which has ended."""
 
     def end_frozen(self, secs: float) -> None:
         """Kills a node that has shown no sign of life for `secs` seconds."""
 
     @property
     def is_killable(self) -> bool:
-        """Whether `kill` ends the node whatever its code does."""
+        """Whether `kill` ends the node regardless of what its code does."""
 
     @property
     def silent_secs(self) -> float:
@@ -53,22 +53,22 @@ class Worker(Protocol):
 
 @dataclasses.dataclass
 class Member:
-    """A node of the program and what is known of it.
+    """A node of the program and its state in the supervisor.
 
     Attributes:
-      launch_config: What its process may use.
-      colocation: Members of the same number share a machine; None for no such wish.
+      launch_config: The launch configuration of its group.
+      colocation: Members with the same number share a machine; None for no constraint.
       group_policy: The restart policy of its group at the launch; None for none.
       restart_policy: Its own restart policy, or else that of its group; None for none.
       worker: Its current incarnation; None before the first and between two.
-      was_active: True once it had something to do of its own.
+      was_active: True once it has had work of its own.
       is_abandoned: True if it was given up without having ended.
       restarts: Counts the restarts; None before the first failure.
       started_at: Monotonic time of the last start.
-      named_slow_after: Seconds after its start at which it was last named for being slow to start.
+      named_slow_after: Seconds after its start at which its slow start was last logged.
       restart_at: Monotonic time of the next start, or None.
-      failed_at: Monotonic time of the failure that it is coming back from, or None.
-      is_replaced: True if its worker was killed to be started again.
+      failed_at: Monotonic time of the failure from which it is recovering, or None.
+      is_replaced: True if its worker was killed in order to restart it.
     """
 
     label: str
@@ -101,7 +101,7 @@ class Member:
 
     @property
     def has_done_its_work(self) -> bool:
-        """True if it is gone, or only serves others after work of its own."""
+        """True if it is gone or finished, or only serves others after work of its own."""
         if self.state == lp_runtime.SERVING and not self.is_abandoned:
             return self.was_active
         return self.is_gone or self.state == lp_runtime.FINISHED

@@ -1,4 +1,4 @@
-"""How a new process, forked or fresh, becomes the node that the launcher describes."""
+"""Turns a new process, forked or fresh, into the node that the launcher describes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Start:
       launcher: Process id of the launcher.
       environment: Environment variables of the node.
       directory: Working directory; empty if the launcher's own was removed.
-      search_path: Where Python imports from first.
-      inherited: What it would have inherited when the program was launched.
+      search_path: Directories from which Python imports first.
+      inherited: What it would have inherited if it had started when the program was launched.
       spec: The node.
     """
 
@@ -58,7 +58,7 @@ def run(connection: int, memory: int) -> int:
     with os.fdopen(memory, "rb") as file:
         start: Start = pickle.loads(file.read())
     if os.getppid() != start.launcher:
-        return 1  # The launcher died before the kernel was told to watch it.
+        return 1  # The launcher died before `die_with_parent` was called.
     start.inherited.apply()
     _set_environment(start.environment)
     if start.directory:
@@ -71,14 +71,14 @@ def run(connection: int, memory: int) -> int:
 def take_no_interrupt() -> None:
     """Makes SIGINT do nothing: the launcher tells its processes to stop.
 
-    What this process executes or forks is interrupted by SIGINT as usual. It would inherit that the
-    signal is ignored, but no handler.
+    It installs a handler instead of ignoring the signal, because programs that this process
+    executes or forks would inherit SIG_IGN: SIGINT must interrupt them as usual.
     """
     signals.override(signal.SIGINT, lambda number, frame: None)
 
 
 def leave(status: int) -> None:
-    """Ends this process as an interpreter ends, without the teardown of modules."""
+    """Ends this process like an interpreter, but without the teardown of modules."""
     lp_child.run_exit_handlers()
     os._exit(status)
 

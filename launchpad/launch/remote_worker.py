@@ -14,19 +14,19 @@ from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from rl_replicator.processes import output
 
-# What a process that has ended has sent, and the end of its channel, are awaited this long, in
-# seconds. Both are there at once, but for a machine that was lost and an orphan that inherited the
+# How long to wait for the last messages of a process that has ended and for the end of its channel,
+# in seconds. Both are there immediately, unless its machine was lost or an orphan has inherited the
 # channel.
 _ARRIVAL_SECS = 1.0
-# What has arrived by then is read, however late this process is given the time to do so.
+# How long to read what has arrived by then, in seconds: this process may get little CPU time.
 _READ_SECS = 30.0
 
 
 class RemoteWorker(abc.ABC):
-    """A node that is told what to do over a control channel; see `child.Child`.
+    """A node that is controlled over a control channel; see `child.Child`.
 
     An engine starts the process, calls `attach()` with the channel to it, and `report_end()` once
-    the process is gone. What is told to the node before it is attached is kept for it.
+    the process is gone. Messages to the node are queued until it is attached.
     """
 
     def __init__(self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
@@ -66,15 +66,15 @@ class RemoteWorker(abc.ABC):
 
     @property
     def is_attached(self) -> bool:
-        """True once the process has called."""
+        """True once the process is connected."""
         return self._channel is not None
 
     def attach(self, channel: lp_channel.Channel) -> None:
-        """Begins to talk with the node, and lets its code begin."""
+        """Starts to communicate with the node, and lets its code begin."""
         with self._lock:
             self._channel = channel
             self._heard_at = time.monotonic()
-            # First: another thread may report the node's end as soon as its code has begun.
+            # Set first: another thread may report the node's end as soon as its code has begun.
             self._reader = self._thread(self._read, "control")
             channel.send("begin")
             for message in self._early_messages:
@@ -89,23 +89,23 @@ class RemoteWorker(abc.ABC):
         self._send("ready")
 
     def release(self) -> None:
-        """Tells the node that nobody needs its server any more."""
+        """Tells the node that its server is no longer needed."""
         self._send("release")
 
     def send_address(self, key: str, address: str) -> None:
-        """Tells the node where the owner of `key` serves: "host:port"."""
+        """Sends the node the address ("host:port") at which the owner of `key` serves."""
         self._send("address", key, address)
 
     def end_frozen(self, secs: float) -> None:
         """Kills a process that has shown no sign of life for `secs` seconds."""
-        if not self._is_first_end():  # Also later calls, until the supervisor knows of it.
+        if not self._is_first_end():  # Also in later calls, until the supervisor handles the end.
             return
         self._kill_frozen()
         death = errors.ExceptionRecord(
             errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", "", stuck_secs=secs
         )
-        # Without waiting for its end: that of a process of a lost machine is never told. In a
-        # thread: it waits for what the process has sent, and the supervisor calls.
+        # This does not wait for the process to end, which is never reported if its machine is lost.
+        # It needs a thread, because it waits for the last messages and the supervisor calls it.
         self._thread(self._tell_end, "end", death)
 
     def _kill_frozen(self) -> None:
@@ -120,7 +120,8 @@ class RemoteWorker(abc.ABC):
         """Tells the supervisor that the process is gone. Only the first call counts.
 
         Args:
-          death: Why, as seen from outside; None for a normal end. What the node itself told wins.
+          death: The cause as seen from outside; None for a normal end. A failure that the node
+            itself has reported takes precedence.
         """
         if self._is_first_end():
             self._tell_end(death)
@@ -157,7 +158,7 @@ class RemoteWorker(abc.ABC):
         while (message := self._channel.receive()) is not None:
             kind, *details = message
             self._heard_at = time.monotonic()
-            self._channel.flush()  # A node that gives signs of life reads again.
+            self._channel.flush()  # A node that sends messages is reading again.
             if kind == "state":
                 self._has_finished |= details[0] == lp_runtime.FINISHED
                 self._supervisor.post_state(self, details[0])

@@ -1,4 +1,4 @@
-"""Whether and when a failed node is started again."""
+"""Decides whether and when a failed node is restarted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger("launchpad")
 
 @dataclasses.dataclass(frozen=True)
 class NodeRestart:
-    """A node that was started again.
+    """A restart of a node.
 
     Attributes:
-      node: Its name, such as "actor/0".
+      node: Name of the node, such as "actor/0".
       reason: Why its last incarnation ended.
     """
 
@@ -25,7 +25,7 @@ class NodeRestart:
 
 
 def are_allowed(member: lp_member.Member, record: errors.ExceptionRecord) -> bool:
-    """Returns whether the policy of a node is to start it again after such a failure."""
+    """Returns whether the policy of a node allows restarts after this failure."""
     policy = member.restart_policy
     if policy is None:
         return False
@@ -35,7 +35,7 @@ def are_allowed(member: lp_member.Member, record: errors.ExceptionRecord) -> boo
 def count_restart(
     member: lp_member.Member, record: errors.ExceptionRecord | None, now: float
 ) -> float | None:
-    """Counts one more restart of a failed node, and says so.
+    """Counts and logs a restart of a failed node.
 
     Args:
       member: The node.
@@ -50,7 +50,7 @@ def count_restart(
         return None
     if member.restarts is None:
         member.restarts = policy.count()
-    # A node that gets stuck again and again makes no progress, however long it lives.
+    # Time spent stuck does not count: a node that gets stuck again and again makes no progress.
     pause = member.restarts.next_pause(now - member.started_at - record.stuck_secs)
     if pause is not None:
         logger.warning(

@@ -15,7 +15,7 @@ FLAGS = flags.FLAGS
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """Sends the flags of the main script by name: they hold what does not pickle."""
+    """Pickles absl flags by name, because the flag objects hold parts that do not pickle."""
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is FLAGS:
@@ -26,7 +26,7 @@ class _Pickler(cloudpickle.CloudPickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Pickles `value`, with what is defined in the main script by value."""
+    """Pickles `value`; what is defined in the main script is pickled by value."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
@@ -68,7 +68,7 @@ def check_nodes_are_serializable(label: str, nodes: Sequence[Any]) -> None:
 
 
 def serialize_nodes(data_file_path: str, label: str, nodes: Sequence[Any]) -> None:
-    """Writes the functions of nodes to a file, which cloudpickle reads.
+    """Writes the functions of nodes to a file that cloudpickle can read.
 
     Args:
       data_file_path: The file.
@@ -94,12 +94,12 @@ def _holder(name: str, value: Any) -> flags.FlagHolder[Any]:
 
 
 def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses the text among values of flags, where the flags are defined here.
+    """Parses values of flags that are given as text, if the flags are defined in this process.
 
-    Only this process knows those of the main script; others may be defined in nodes alone.
+    Flags of the main script are defined only here; others may be defined only in nodes.
 
     Raises:
-      absl.flags.IllegalFlagValueError: a flag does not take its text.
+      absl.flags.IllegalFlagValueError: a flag does not accept its text.
     """
     return {
         name: FLAGS[name]._parse(value) if isinstance(value, str) and name in FLAGS else value
@@ -111,7 +111,7 @@ def dump_flags() -> bytes:
     """Pickles the values of the flags that are set here."""
     values: dict[str, Any] = {}
     if FLAGS.is_parsed():
-        # The main script is not imported in the processes, so nobody else defines its flags.
+        # The nodes' processes do not import the main script, so they do not define its flags.
         own = {flag.name for flag in FLAGS.flags_by_module_dict().get(sys.argv[0], ())}
         for name in FLAGS:
             flag = FLAGS[name]
@@ -121,7 +121,7 @@ def dump_flags() -> bytes:
 
 
 def dump_args(args: Mapping[str, Any]) -> bytes:
-    """Pickles values of flags that a group of nodes has beside those that are set here."""
+    """Pickles values of flags that a group of nodes has in addition to those set here."""
     return _dump_values(bool(args), parsed(args))
 
 
@@ -130,10 +130,10 @@ def _dump_values(are_parsed: bool, values: Mapping[str, Any]) -> bytes:
 
 
 def load_flags(*dumped: bytes) -> None:
-    """Sets flags of this process, those too that are defined only later.
+    """Sets flags of this process, including those that are defined later.
 
     Args:
-      *dumped: What `dump_flags` and `dump_args` have returned; later ones override earlier ones.
+      *dumped: Results of `dump_flags` and `dump_args`; later ones override earlier ones.
     """
     loaded = [values for are_parsed, values in map(pickle.loads, dumped) if are_parsed]
     if not loaded:
@@ -149,34 +149,34 @@ def load_flags(*dumped: bytes) -> None:
 
 
 class _Sent(flags.Flag[Any]):
-    """The value of a flag that is not defined here yet; its definition takes the value over."""
+    """The value of a flag that is not defined here yet; its definition takes over the value."""
 
     def __init__(self, name: str, value: Any):
         parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
         super().__init__(parser, None, name, None, "Sent by the launcher.", allow_override=True)
         self.value = value
-        self.using_default_value = False  # Programs that this node launches get it as well.
+        self.using_default_value = False  # Programs launched by this node get it, too.
 
 
 class _LateFlagValues(flags.FlagValues):
-    """Hands what the launcher has sent to flags that are defined after that."""
+    """Assigns the values that the launcher has sent to flags that are defined later."""
 
     def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
         if name not in self or not isinstance(self[name], _Sent):
             super().__setitem__(name, flag)
             return
         sent = self[name]
-        sent.using_default_value = True  # Or a flag with its default would not replace it.
+        sent.using_default_value = True  # Otherwise a flag with its default would not replace it.
         super().__setitem__(name, flag)
         _assign(flag, sent.value)
 
 
-# absl then names the module that defines a flag twice, and not this one.
+# With this, absl's errors name the module that defines a flag twice, instead of this one.
 flags.disclaim_key_flags()
 
 
 def _define(name: str, value: Any) -> None:
-    # absl offers no hook for definitions, and everybody has a reference to this object.
+    # absl has no hook for definitions, and other modules hold references to this object.
     object.__setattr__(FLAGS, "__class__", _LateFlagValues)
     FLAGS[name] = _Sent(name, value)
 

@@ -1,4 +1,4 @@
-"""Helpers of scripts that end in order after a signal (upstream's module of that name)."""
+"""Helpers for scripts that exit gracefully after a signal (upstream's module of the same name)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launchpad.launch import manager
 def exit_gracefully_on_sigint() -> None:
     """Makes Ctrl-C end the process with status 0, after its programs and its exit handlers.
 
-    Further ones are ignored.
+    Further Ctrl-Cs are ignored.
     """
     signal.signal(signal.SIGINT, _exit)
 
@@ -42,5 +42,5 @@ def _exit(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT:  # A second Ctrl-C must not interrupt the exit handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"{signal.Signals(number).name} received, exiting", flush=True)
-    manager.stop_all()  # The end of a script waits for them.
+    manager.stop_all()  # At exit, the script waits for them.
     sys.exit(0)

@@ -1,13 +1,12 @@
-"""Watches the nodes of a program, and ends it in the right order.
+"""Supervises the nodes of a program and shuts it down in the right order.
 
 One thread owns all state and reads events from a queue, so a signal handler can post an event
-safely, and nothing needs a lock but the nodes that others are about to add. The end of a
-program has these phases:
+safely, and only the nodes that other threads are adding need a lock. A shutdown has these phases:
 
-    stop      every node's stop event is set; nodes leave `run()`, servers go on serving
-    release   when no node is in `run()` any more, or at 70 % of the notice: servers close
-    kill      what is left after the notice is killed (threads are abandoned)
-    last      stores such as Reverb are released when all others have ended
+    stop      every node's stop event is set; nodes leave `run()`, servers keep serving
+    release   once no node is in `run()`, or at 70 % of the notice period: servers close
+    kill      nodes still running after the notice period are killed (threads are abandoned)
+    last      stores such as Reverb are released once all other nodes have ended
 """
 
 from __future__ import annotations
@@ -32,19 +31,20 @@ from rl_replicator.processes import signals
 
 logger = logging.getLogger("launchpad")
 
-# Part of the notice after which servers close although a node is still in its run().
+# Fraction of the notice period after which servers close even if a node is still in its run().
 _RELEASE_PART = 0.7
-# A killed node gets this long to be gone, in seconds; then it is given up.
+# Seconds to wait for a killed node to end before it is abandoned.
 _KILL_SECS = 1.0
-# A supervisor that looks at its nodes ten times per second, and has not for this long, was stopped.
+# The supervisor checks its nodes ten times per second. If it has not for this many seconds, this
+# process was suspended.
 _ASLEEP_SECS = 2.0
-# A process that was stopped by a signal, and is silent for this long, does not go on by itself.
+# A process that a signal has stopped is assumed not to resume after this many seconds of silence.
 _STOPPED_SECS = 10.0
-# A node that is not constructed after this long is named, in seconds; again after twice the time.
+# A node still in its constructor after this many seconds is logged, and whenever the time doubles.
 _SLOW_START_SECS = 120.0
-# The program's end waits so long for the stop handlers of the launching process, in seconds.
+# Seconds that the shutdown waits for the stop handlers of the launching process.
 _HANDLERS_SECS = 1.0
-# Stores get at least this long to end after their release, in seconds.
+# Minimum time for stores to end after their release, in seconds.
 _LAST_SECS = 2.0
 
 
@@ -57,8 +57,8 @@ class Supervisor:
       failure: The root failure once `done` is set, or None.
       signal_number: Signal that ended the program, or None.
       was_killed: True if the nodes were killed on request.
-      launcher: Runtime of the launching process, told of the stop too.
-      restarts: The nodes that were started again, in order; only grows.
+      launcher: Runtime of the launching process, which is notified of the stop, too.
+      restarts: The restarts of nodes, in order; append-only.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Supervisor:
         close_engine: Callable[[], None] = lambda: None,
         prepare: Callable[[lp_member.Member], None] = lambda member: None,
     ):
-        """Prepares; `start()` starts the nodes.
+        """Prepares the supervisor; `start()` starts the nodes.
 
         Args:
           members: The nodes.
           make_worker: Makes a new incarnation of a node.
-          book: Where published addresses go.
-          termination_notice_secs: Seconds from stop to kill; 0 kills at once, negative never.
+          book: Receives the published addresses.
+          termination_notice_secs: Seconds from stop to kill; 0 kills immediately, negative never.
           close_engine: Called once all nodes are gone.
-          prepare: Makes the engine ready for a node that is added to the running program.
+          prepare: Prepares the engine for a node that is added to the running program.
         """
         self.ready = threading.Event()
         self.done = threading.Event()
@@ -97,7 +97,7 @@ class Supervisor:
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._published: dict[str, str] = {}
-        # Labels and indices of nodes to come; under the lock, until no node can come any more.
+        # Guarded by the lock: (label, index) of the nodes being added; whether the program is over.
         self._added: frozenset[tuple[str, int]] = frozenset()
         self._is_over = False
         self._lock = threading.Lock()
@@ -120,33 +120,33 @@ class Supervisor:
     # -- events: callable from any thread, and from signal handlers -----------------------------
 
     def post_state(self, worker: lp_member.Worker, state: str) -> None:
-        """Reports what the node does now."""
+        """Reports the node's new state."""
         self._events.put((self._on_state, worker, state))
 
     def post_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
-        """Reports where the owner of `key` serves.
+        """Reports the address at which the owner of `key` serves.
 
         Args:
-          worker: Who says so; None for the launcher.
-          key: Of the address.
+          worker: The worker that publishes it; None for the launcher.
+          key: Key of the address.
           address: "host:port".
         """
         self._events.put((self._on_publish, worker, key, address))
 
     def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        """Reports a failure that is to end the program."""
+        """Reports a failure that ends the program."""
         self._events.put((self._on_failure, worker, record))
 
     def post_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        """Reports a failure of a node whose end follows, with the same record."""
+        """Reports the failure of a node that is about to end with the same record."""
         self._events.put((self._on_failing, worker, record))
 
     def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
-        """Tells that the worker is gone; `record` says why, where that was not normal."""
+        """Reports that the worker has ended; `record` is the cause, or None for a normal end."""
         self._events.put((self._on_ended, worker, record))
 
     def post_stop(self) -> None:
-        """Asks for the end of the program."""
+        """Requests that the program stops."""
         self._events.put((self._on_stop,))
 
     def post_signal(self, number: int) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
         self._events.put((self._on_signal, number))
 
     def post_awaited(self) -> None:
-        """Tells that somebody waits for the end: a program with nothing left to do may end."""
+        """Reports that a caller waits for the program, which may then end once it is idle."""
         self._events.put((self._on_awaited,))
 
     def post_add(self, label: str, index: int, node: base.Node) -> None:
@@ -197,7 +197,7 @@ class Supervisor:
         self._events.put((self._on_add, member))
 
     def post_kill(self) -> None:
-        """Asks for the end of all nodes at once."""
+        """Requests that all nodes are killed immediately."""
         self._events.put((self._on_kill,))
 
     def processes(self) -> dict[str, int]:
@@ -212,16 +212,16 @@ class Supervisor:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a node has failed, for which the program ends or has ended.
+        """Whether the failure of a node ends, or has ended, the program.
 
-        True before `states` says that this node has ended.
+        It becomes True before `states` reports this node as ended.
         """
         return bool(self._failures)
 
     def states(self, labels: Sequence[str] | None) -> list[str]:
-        """Returns what each node of these groups does; ENDED also once its own work is done.
+        """Returns the state of each node of these groups; ENDED also once its own work is done.
 
-        A server without work of its own goes on until its release.
+        A server without work of its own runs until its release.
 
         Args:
           labels: The labels of the groups; None for all.
@@ -268,12 +268,12 @@ class Supervisor:
             return not self._is_over
 
     def _settle(self, member: lp_member.Member) -> None:
-        """Notes that a node that was to be added is one of the members, or will never be."""
+        """Marks the addition of a node as complete, or as cancelled."""
         with self._lock:
             self._added -= {(member.label, member.index)}
 
     def _start(self, member: lp_member.Member) -> None:
-        if self._stop_at is not None:  # A node before it could not be started.
+        if self._stop_at is not None:  # An earlier node could not be started.
             member.state = lp_runtime.ENDED
             return
         member.state = lp_runtime.STARTING
@@ -284,7 +284,7 @@ class Supervisor:
         try:
             member.worker = self._make_worker(member, self)
             member.worker.start()
-        except Exception as error:  # Such as too many open files, or threads.
+        except Exception as error:  # For example too many open files or threads.
             self._end(member, errors.ExceptionRecord.of(error))
             return
         if self.ready.is_set():
@@ -293,7 +293,7 @@ class Supervisor:
     def _on_add(self, member: lp_member.Member) -> None:
         if self._stop_at is not None:
             self._settle(member)
-            return  # A program that ends needs no more nodes.
+            return  # A program that is ending needs no more nodes.
         before = next((m for m in self._members if m.name == member.name), None)
         if before is not None and before.worker is not None:
             before.worker.close()
@@ -301,7 +301,7 @@ class Supervisor:
         self._members = [m for m in self._members if m is not before] + [member]
         self._settle(member)
         logger.info("%s was added", member.name)
-        # A team that is about to start again does so as one.
+        # If its team is about to be restarted, the node starts together with the others.
         planned = [m.restart_at for m in self._team(member) if m.restart_at is not None]
         if planned:
             member.restart_at = max(planned)
@@ -314,7 +314,7 @@ class Supervisor:
                 member.worker.close()
         try:
             self._close_engine()
-        except Exception:  # The nodes' own failures are what the user must see.
+        except Exception:  # It must not hide the failures of the nodes.
             logger.exception("the engine was not closed in order")
         if self.launcher is not None:
             self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
@@ -324,7 +324,7 @@ class Supervisor:
         self.done.set()
 
     def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
-        """Returns the worker's node, or None if the worker was replaced since."""
+        """Returns the worker's node, or None if the worker has been replaced."""
         return next((m for m in self._members if m.worker is worker), None)
 
     def _on_state(self, worker: lp_member.Worker, state: str) -> None:
@@ -350,7 +350,7 @@ class Supervisor:
 
     def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
         if worker is not None and self._member_of(worker) is None:
-            return  # The node was started again since, and has another address.
+            return  # The node has been restarted since, and has another address.
         self._book.publish(key, address)
         before, self._published[key] = self._published.get(key), address
         if before not in (None, address) and self._stop_at is None:
@@ -362,8 +362,8 @@ class Supervisor:
     def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
         if member is None or (member.is_replaced and self._stop_at is None):
-            return  # What a node tells that was killed to be started again ends no program.
-        # One that is to be started again must have ended before.
+            return  # A failure of a node that was killed for a restart must not end the program.
+        # A node that may be restarted is handled once it has ended.
         if self._stop_at is not None or not restarts.are_allowed(member, record):
             self._on_failure(worker, record)
 
@@ -374,14 +374,14 @@ class Supervisor:
 
     def _fail(self, member: lp_member.Member, record: errors.ExceptionRecord) -> None:
         if any(failure.member is member for failure in self._failures):
-            return  # What a node told first is why it failed.
-        # Calls of others fail as a matter of course once servers are closed, and in constructors
-        # that a stop has found at work.
+            return  # The first report of a node is the cause of its failure.
+        # Remote calls are expected to fail once servers are closed, and in constructors that are
+        # still running when the program stops.
         is_expected = self._stop_at is not None and record.is_collateral
         if is_expected and (self._is_released or not self._failures):
             logger.debug("%s failed while stopping: %s", member.name, record.message)
         elif self._is_released and self._failures:
-            # It is not why the program ends, but may be a save that was the last.
+            # This is not why the program ends, but it may be a failed last save.
             text = f"{record.type_name}: {record.message}{record.lines_below}"
             logger.warning("%s failed while stopping: %s", member.name, text)
         else:
@@ -396,16 +396,16 @@ class Supervisor:
     def _end(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> None:
         if self._may_restart(member, record):
             return
-        # The deaths of processes that were killed are no news, but what they have told before is.
+        # A killed process dies as expected, but a failure that it has reported before counts.
         was_killed = self._kill_at is not None or member.is_replaced
         if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
             self._fail(member, record)
         member.state = lp_runtime.ENDED
         if self._stop_at is None:
-            self._tell_ready()  # A node without a run() may have told no state.
+            self._tell_ready()  # A node without a run() may have reported no state.
 
     def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
-        """Plans the restart of a failed or replaced node, if its policy allows one."""
+        """Schedules the restart of a replaced node, or of a failed one if its policy allows it."""
         if self._stop_at is not None:
             return False
         now = time.monotonic()
@@ -427,7 +427,7 @@ class Supervisor:
         return True
 
     def _team(self, member: lp_member.Member) -> list[lp_member.Member]:
-        """Returns those that start again with `member`, itself included."""
+        """Returns the nodes that are restarted together with `member`, including itself."""
         group = [m for m in self._members if m.label == member.label]
         policies = [m.restart_policy for m in group if m.restart_policy is not None]
         return group if any(policy.together for policy in policies) else [member]
@@ -447,22 +447,22 @@ class Supervisor:
     def _start_again(self, now: float) -> None:
         for member in self._members:
             if member.restart_at is None or now < member.restart_at:
-                continue  # Without a look at its group, which may be large.
+                continue  # Avoids a search of its group, which may be large.
             team = self._team(member)
             if any(m.restart_at is None or now < m.restart_at for m in team):
                 continue
             for partner in team if len(team) > 1 else ():
-                # They find each other by addresses: none may read one of those who are gone.
+                # The nodes look up each other's addresses, so none may find an outdated one.
                 for address in partner.node.addresses:
                     self._book.forget(address.key)
             for partner in team:
                 self._start(partner)
                 if partner.restart_at is not None:
-                    break  # It could not be started. The others wait until all can be.
+                    break  # It could not be started; the others wait until all can be.
 
     def _end_frozen(self, now: float) -> None:
-        # A launcher that was stopped itself (Ctrl-Z, a suspended machine) has heard of nobody: the
-        # silence of its nodes counts from when it went on.
+        # A launcher that was suspended itself (Ctrl-Z, a sleeping machine) has received no
+        # heartbeats: the silence of its nodes counts from when it resumed.
         if now - self._looked_at > _ASLEEP_SECS:
             self._awake_since = now
         self._looked_at = now
@@ -477,7 +477,7 @@ class Supervisor:
                     worker.end_frozen(silent)
 
     def _name_slow_starts(self, now: float) -> None:
-        """Says which nodes are still in their constructors, such as one that hangs."""
+        """Logs the nodes whose constructors take unusually long, such as one that hangs."""
         for member in self._members:
             is_starting = member.state == lp_runtime.STARTING and member.worker is not None
             secs = now - member.started_at
@@ -486,7 +486,7 @@ class Supervisor:
                 member.named_slow_after = secs
 
     def _restart_clients(self, key: str) -> None:
-        """Restarts the processes that use a store which moved: its clients can't follow it."""
+        """Restarts the nodes that use a store whose address changed: its clients can't follow."""
         for member in self._members:
             handles = (getattr(h, "address_key", None) for h in member.node.input_handles)
             if member.worker is None or member.is_gone or member.is_replaced:
@@ -542,7 +542,7 @@ class Supervisor:
     def _notify_launcher(self, launcher: lp_runtime.NodeRuntime) -> threading.Thread:
         """Runs the stop handlers of the launching process; returns their thread.
 
-        They are the users' code: they may wait for the end of the program, or raise SystemExit.
+        They are user code: they may wait for the end of the program, or raise SystemExit.
         """
         if self._handlers is None:
             launcher.mark_stop_aware()  # The launching thread is never interrupted.
@@ -553,13 +553,13 @@ class Supervisor:
         return self._handlers
 
     def _advance(self, now: float) -> None:
-        """Goes on to the next phase of the end where it is time."""
+        """Restarts nodes that are due, or advances the phases of the shutdown."""
         if self._stop_at is None:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
-            # A program of servers alone waits for lp.stop().
             self._start_again(now)
             self._end_frozen(now)
             self._name_slow_starts(now)
+            # A program that consists only of servers runs until lp.stop().
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return
@@ -580,12 +580,12 @@ class Supervisor:
             self._kill(first)
         if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
             self._abandon(first)
-        # A colocation with a store may have work of its own, too.
+        # A colocation that contains a store stops last, too, but may still have its own work to do.
         if self._is_released and all(m.is_gone for m in first):
             self._end_last(last, now)
 
     def _tell_failure(self, now: float) -> None:
-        """Says why the program ends, if it has not ended a moment after the failure."""
+        """Logs why the program ends, if it has not ended a moment after the failure."""
         if self._is_failure_told or not lp_failures.is_root_known(self._failures, now):
             return
         self._is_failure_told = True

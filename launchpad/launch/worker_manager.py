@@ -1,4 +1,4 @@
-"""Functions by which a node's code takes part in the end of the program."""
+"""Functions with which a node's code takes part in the start and stop of the program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "wait_until_ready",
 ]
 
-# A node that waits for the others looks this often whether the program stops, in seconds.
+# Interval at which a node that waits for the others checks whether the program stops, in seconds.
 _POLL_SECS = 0.1
 
 
@@ -48,7 +48,7 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
       timeout_secs: Seconds to wait; None for as long as it takes.
 
     Returns:
-      True if the program stops, False if the time is over.
+      True if the program stops, False if the time has passed.
 
     Raises:
       RuntimeError: outside a running program.
@@ -57,16 +57,16 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
 
 
 def wait_until_ready(timeout_secs: float | None = None) -> bool:
-    """Blocks until every node of the program has been constructed, this one too.
+    """Blocks until every node of the program has been constructed, including this one.
 
-    For work that must not begin while others still start: call it in `run()`, never in a
-    constructor. A node that was started again later finds the program ready.
+    For work that must not begin while other nodes are still starting: call it in `run()`, never in
+    a constructor. A node that is restarted later finds the program ready.
 
     Args:
       timeout_secs: Seconds to wait; None for as long as it takes.
 
     Returns:
-      True once all are up, False if the time is over or the program stops before.
+      True once all are up, False if the time has passed or the program stops before.
 
     Raises:
       RuntimeError: outside a running program.
@@ -82,10 +82,10 @@ def wait_until_ready(timeout_secs: float | None = None) -> bool:
 def make_node_killer() -> Callable[[Exception, float], None]:
     """Returns a function that ends the calling node from any thread, even if its code is stuck.
 
-    The function takes an error, whose text says what is stuck, and for how many seconds it has been
-    stuck. A node in a process dies of it, and its restart policy holds; a thread cannot be ended,
-    so the program ends with the error. While the program stops, and outside a program, it does
-    nothing.
+    The function takes an error that describes what is stuck, and for how many seconds it has been
+    stuck. It ends the process of the node, and the restart policy applies; a thread cannot be
+    killed, so the program ends with the error. While the program stops, and outside a program, the
+    function does nothing.
 
     Raises:
       RuntimeError: in a thread that may belong to several programs.
@@ -97,8 +97,8 @@ def make_node_killer() -> Callable[[Exception, float], None]:
 def register_stop_handler(handler: Callable[[], Any]) -> None:
     """Calls `handler()` in a thread of its own when the program stops.
 
-    Outside a program, where nothing stops, it does nothing: loops that watch for a stop run in
-    plain scripts too.
+    Outside a program it does nothing, so that loops that watch for a stop also run in plain
+    scripts.
 
     Raises:
       RuntimeError: in a thread that may belong to several programs.
@@ -127,7 +127,7 @@ class NodeWorkerManager:
         wait_for_stop()
 
     def stop_and_wait(self) -> None:
-        """Asks for the end of the program, and blocks until it stops."""
+        """Requests that the program stops, and blocks until it does."""
         lp_runtime.require_current().stop()
         wait_for_stop()
 

@@ -20,23 +20,23 @@ from rl_replicator.processes import output
 
 logger = logging.getLogger("launchpad")
 
-# Environment variables that are read when they are used. Those that a library may read when it is
-# imported can't be given to a process that has imported it already.
+# Environment variables that are read at each use. Variables that a library may read when it is
+# imported can't be set for a process that has already imported it.
 RUN_TIME_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
-        "PYTEST_CURRENT_TEST",  # Another one in each test.
+        "PYTEST_CURRENT_TEST",  # Different in each test.
         "PYTHONUNBUFFERED",
         "TF_CONFIG",
         "TF_NUM_INTEROP_THREADS",
         "TF_NUM_INTRAOP_THREADS",
     }
 )
-# The server gets this long to import everything, or to fork, in seconds; then it is killed.
+# The server has this long to import everything, or to fork, in seconds; then it is killed.
 _ANSWER_SECS = 180.0
-# A killed server is gone within this many seconds.
+# Longest wait for the end of a killed server, in seconds.
 _END_SECS = 10.0
-# A server that has ended this often without forking a node is not started again.
+# A server that has ended this often without forking a node is not restarted.
 _MOST_UNPROVEN = 3
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -46,11 +46,11 @@ class ForkError(Exception):
 
 
 class ForkServer:
-    """A process that nodes are forked from. It is started again when it dies."""
+    """A process that nodes are forked from. It is restarted when it dies."""
 
     def __init__(self) -> None:
-        """Starts it, in a thread that stays as long: the kernel kills it when the thread ends."""
-        # Taken here: by the time the thread starts the server, the caller may have changed it.
+        """Starts it, in a thread that lives as long: the kernel kills it when the thread ends."""
+        # Read here, because the caller may have changed them when the thread starts the server.
         self._environment = dict(os.environ)
         self._path = engine.search_path()
         self._imports: list[str] = []
@@ -70,7 +70,7 @@ class ForkServer:
 
     @property
     def is_current(self) -> bool:
-        """True if a server that is started now would not differ."""
+        """True if a server started now would be equivalent: same environment, same search path."""
         return self.serves(os.environ) and self._path == engine.search_path()
 
     def serves(self, environment: Mapping[str, str]) -> bool:
@@ -78,7 +78,7 @@ class ForkServer:
         return _lasting(self._environment) == _lasting(environment)
 
     def preload(self, names: Sequence[str]) -> None:
-        """Makes the server import these modules; returns at once."""
+        """Makes the server import these modules; returns immediately."""
         with self._changed:
             new = [name for name in names if name not in self._imports]
             self._imports += new
@@ -96,7 +96,7 @@ class ForkServer:
           The process id.
 
         Raises:
-          ForkError: it was not forked, and is to be started in another way.
+          ForkError: it was not forked, and must be started in another way.
         """
         with self._request:
             control = self._connect()
@@ -119,7 +119,7 @@ class ForkServer:
             return int(answer)
 
     def close(self) -> None:
-        """Ends the server, and waits until it is gone; the nodes stay."""
+        """Ends the server, and waits until it is gone; the nodes keep running."""
         process = self._process
         self._end("the fork server was closed")
         if process is not None:
@@ -130,7 +130,7 @@ class ForkServer:
         try:
             while not self._trouble:
                 self._run_once()
-        except Exception as error:  # Nodes would wait for a server that nobody starts.
+        except Exception as error:  # Otherwise nodes would wait for a server that never starts.
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _run_once(self) -> None:
@@ -150,8 +150,8 @@ class ForkServer:
         status = process.wait()
         with self._changed:
             self._process = None
-            # Not closed here: a request that waits for its answer sees the connection end, but
-            # would wait on another file if the number of the descriptor were free.
+            # Not closed here: a request that waits for its answer sees the connection end. If the
+            # descriptor were closed, its number could be reused, and the request would wait on it.
             self._disconnect(ours)
         if not self._trouble:
             self._count_end(f"the process {output.describe_end(status)}")
@@ -168,7 +168,7 @@ class ForkServer:
             [
                 sys.executable,
                 *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                "-P",  # The working directory must not come before what the launcher imports from.
+                "-P",  # The working directory must not precede the launcher's search path.
                 "-m",
                 "launchpad.launch.local_multi_processing.fork_server",
                 str(control.fileno()),
@@ -197,7 +197,7 @@ class ForkServer:
             with os.fdopen(memory, "wb", closefd=False) as file:
                 file.write(pickle.dumps(imports))
             os.lseek(memory, 0, os.SEEK_SET)
-            with contextlib.suppress(OSError):  # It has died, and its successor gets all names.
+            with contextlib.suppress(OSError):  # It has died; its successor gets all names.
                 socket.send_fds(control, [fork_requests.IMPORT], [memory])
         finally:
             os.close(memory)
@@ -233,7 +233,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Makes this process the parent of processes below it whose parents end in this block."""
+    """Makes this process adopt its descendants whose parents end within this block."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     before = ctypes.c_int()
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -253,15 +253,15 @@ _server: ForkServer | None = None
 
 
 def preload(*names: str) -> None:
-    """Begins to import modules in the process that nodes are forked from; returns at once.
+    """Starts to import modules in the process that nodes are forked from; returns immediately.
 
-    To be called before `launch`, by a launcher whose nodes are processes of this machine and which
-    knows what they need: the imports then go on beside its own work. What `launch` itself finds
-    out is imported anyway. The modules must start no threads and must not initialise TensorFlow,
-    OpenGL or a GPU when they are imported.
+    Call it before `launch`, for nodes that run as processes of this machine, if it is known what
+    they import: the imports then run in parallel with the launcher's own work. Modules that
+    `launch` itself detects are imported anyway. The modules must start no threads and must not
+    initialise TensorFlow, OpenGL or a GPU when they are imported.
 
     Args:
-      *names: Of modules. Errors of their imports are left to the nodes.
+      *names: Names of modules. Errors of their imports are left to the nodes.
     """
     current().preload(names)
 
@@ -288,7 +288,7 @@ def _close() -> None:
 
 
 def _forget() -> None:
-    """The server of the parent process is not ours: nodes that it forks become its children."""
+    """Forgets the parent's server in a fork: its nodes become children of the parent."""
     global _server, _lock
     _lock = threading.Lock()
     if _server is not None:

@@ -3,9 +3,9 @@
 It imports what nodes need, once, and then forks a node for each request of the launcher. It runs
 nothing else: a process with threads or with an initialised library can't be forked safely.
 
-A node is forked twice: the process in between ends at once, and so the node becomes a child of the
-launcher, which has declared itself a reaper of orphans for that moment. The kernel then reports the
-node's end to the launcher alone, and the end of this process touches no node.
+A node is forked twice: the process in between ends immediately, so the node becomes a child of the
+launcher, which has made itself a child subreaper for that moment. The kernel then reports the
+node's end to the launcher alone, and the end of this process affects no node.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rl_replicator.processes import command_entry, process_group
 
 # A forked node waits this long for the launcher to become its parent, in seconds.
 _ADOPTION_SECS = 10.0
-# What a fresh interpreter of a node runs: nodes are found by it.
+# The module that a node's fresh interpreter runs. Forked nodes show it, too, to be found by it.
 _TITLE = "launchpad.launch.process_entry"
 _CONTEXT = "tensorflow.python.eager.context"
 
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """What a new node has to begin with.
+    """What a new node starts with.
 
     Attributes:
       name: "label/index" of the node.
@@ -59,7 +59,7 @@ def serve(control: socket.socket, launcher: int) -> Forked | None:
       launcher: Process id of the launcher.
 
     Returns:
-      In a node: what it begins with. In the server itself: None, after the launcher's end.
+      In a node: what it starts with. In the server itself: None, after the launcher's end.
     """
     while True:
         message, files, _, _ = socket.recv_fds(
@@ -87,15 +87,15 @@ def _import(imports: fork_requests.Imports) -> None:
     for name in imports.names:
         try:
             importlib.import_module(name)
-        except BaseException:  # The node that needs it raises the same, for the user to see.
+        except BaseException:  # The node that needs it raises the same error, for the user to see.
             continue
-    # What is here now stays: collections in nodes need not look at it, nor copy its pages.
+    # These objects stay: garbage collections in nodes need not visit them, nor copy their pages.
     gc.collect()
     gc.freeze()
 
 
 def _fork(control: socket.socket, launcher: int, name: str, files: Sequence[int]) -> Forked | None:
-    """Forks a node; returns None in the server, after its answer to the launcher."""
+    """Forks a node; returns None in the server, after answering the launcher."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -120,7 +120,7 @@ def _fork(control: socket.socket, launcher: int, name: str, files: Sequence[int]
 
 
 def _settle(launcher: int, stdout: int, stderr: int) -> None:
-    """Gives a forked process what a process that the launcher has started itself would have."""
+    """Sets up a forked process like one that the launcher has started itself."""
     os.setsid()
     deadline = time.monotonic() + _ADOPTION_SECS
     while os.getppid() != launcher:
@@ -132,7 +132,7 @@ def _settle(launcher: int, stdout: int, stderr: int) -> None:
         os.dup2(file, target)
         os.close(file)
     if "numpy" in sys.modules:
-        # Like the generator of `random`, which sees to it itself: no two nodes draw the same.
+        # No two nodes may draw the same numbers. Python's `random` reseeds itself after a fork.
         sys.modules["numpy"].random.seed()
 
 
@@ -149,7 +149,7 @@ def obstacle() -> str:
         return "an imported module has loaded OpenGL"
     if any(target.startswith(("/dev/nvidia", "/dev/dri")) for target in _open_files()):
         return "an imported module has opened a GPU"
-    # OpenBLAS makes threads when it is loaded, and makes them anew after a fork.
+    # OpenBLAS creates threads when it is loaded, and creates them anew after a fork.
     pools = sum("openblas" in pathlib.Path(library).name for library in libraries)
     if len(os.listdir("/proc/self/task")) > 1 + pools * (_pool_size() - 1):
         return "an imported module has started a native thread"
@@ -169,12 +169,12 @@ def _open_files() -> list[str]:
         try:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:
-            continue  # That of the listing itself.
+            continue  # The descriptor of the listing itself.
     return found
 
 
 def set_command_line(*words: str) -> None:
-    """Changes what `ps` shows as the command line, as far as the present one has room."""
+    """Changes the command line that `ps` shows; cut to the length of the present one."""
     fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5).
     text = b"\0".join(word.encode() for word in words)[: max(0, end - begin - 1)]
@@ -188,7 +188,7 @@ def main() -> int:
     node_process.take_no_interrupt()
     process_group.keep_statuses()
     if os.getppid() != launcher:
-        return 1  # It died before the kernel was told to watch it.
+        return 1  # It died before `die_with_parent` was called.
     forked = serve(socket.socket(fileno=connection), launcher)
     if forked is None:
         return 0

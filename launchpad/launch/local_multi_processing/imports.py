@@ -1,4 +1,4 @@
-"""Which modules the fork server imports for the nodes of a program."""
+"""Finds the modules that the fork server imports for the nodes of a program."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from launchpad.nodes import base
 
 _INSTALLED = ("site-packages", "dist-packages")
-# These load OpenGL, or choose one, when they are imported; that does not survive a fork.
+# These load OpenGL, or choose an implementation of it, when imported; that does not survive a fork.
 _OPENGL = ("OpenGL", "dm_control", "glfw", "mujoco", "pygame")
 
 
 def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
-    """Returns the modules of installed packages that nodes need, as far as can be told.
+    """Returns the modules of installed packages that nodes need, as far as can be determined.
 
-    They are those that the nodes name, those that the launcher's own modules among them have
-    imported, and those that nodes of our own kinds import when they run. Modules that are not
-    installed are never among them: what they do when they are imported (a random generator, a
-    file) is meant for each node.
+    They are the modules that the pickled nodes name, those that the launcher's own modules among
+    these have imported, and those in `Node.imports`. Modules that are not installed are never
+    included: what they do when they are imported (create a random generator or a file, for example)
+    is meant for each node.
 
     Args:
       nodes: The nodes of the program.
@@ -41,8 +41,8 @@ def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
         elif isinstance(getattr(module, "__file__", None), str):
             waiting += _used_by(module)
     found.discard("__main__")
-    # In the order in which the launcher has imported them. Its other threads may import more in the
-    # meantime: the list is complete before the names are looked at.
+    # In the order in which the launcher has imported them. `sys.modules` is copied first, because
+    # other threads may import more in the meantime.
     modules = [name for name in list(sys.modules) if name in found]
     modules = [name for name in modules if name.partition(".")[0] not in _OPENGL]
     return [*modules, *sorted({name for node in nodes for name in node.imports})]
@@ -60,7 +60,7 @@ def _used_by(module: types.ModuleType) -> Iterator[str]:
         is_module = isinstance(value, types.ModuleType)
         try:
             name = getattr(value, "__name__" if is_module else "__module__", None)
-        except Exception:  # Objects may do anything when they are asked for an attribute.
+        except Exception:  # Access to an attribute may run arbitrary code.
             continue
         if isinstance(name, str):
             yield name

@@ -20,16 +20,16 @@ from launchpad.launch.local_multi_processing import (
 )
 from rl_replicator.processes import guard, output, process_group
 
-# What a process has printed is awaited this long after its end, in seconds: less than a second,
-# unless this process gets no processor time, or nobody reads its output.
+# How long to wait for the remaining output of a process that has ended, in seconds. It takes less
+# than a second, unless this process gets no CPU time, or its own output is not read.
 _OUTPUT_SECS = 30.0
 
 
 class ProcessEngine:
-    """Makes processes of this machine."""
+    """Runs nodes as processes of this machine."""
 
     def __init__(self, launch: engine.Launch):
-        """Pickles the nodes and hands out the GPUs: an error is raised before anything starts."""
+        """Pickles the nodes and assigns the GPUs: an error is raised before anything starts."""
         process_group.keep_statuses()
         self._launch = launch
         self._nodes = engine.dump_nodes(launch)
@@ -52,7 +52,7 @@ class ProcessEngine:
         return ProcessWorker(member, supervisor, start, self._guard, write)
 
     def prepare(self, member: lp_member.Member) -> None:
-        """Pickles a node that is added; see `Engine.prepare`. It gets no GPU: none may be left."""
+        """Pickles an added node; see `Engine.prepare`. It can't have GPUs: none may be left."""
         self._nodes[member.name] = serialization.dump_node(member.node, member.name)
         if member.launch_config.gpus:
             raise ValueError(f"expected a node without GPUs to add, got {member.name}")
@@ -94,8 +94,8 @@ class ProcessWorker(remote_worker.RemoteWorker):
         return self._group is not None and self._group.is_stopped
 
     def start(self) -> None:
-        """Begins to start the process; that takes as long as the imports of the fork server."""
-        # One thread from the start to the end: the kernel kills a child when the thread that
+        """Starts the process in the background, because the fork server may still be importing."""
+        # The same thread starts and awaits it: the kernel kills a child when the thread that
         # started it ends.
         self._thread(self._live, "process")
 
@@ -106,12 +106,12 @@ class ProcessWorker(remote_worker.RemoteWorker):
             if self._group is not None:
                 self._group.kill()
                 return
-        self.report_end(remote_worker.death(-signal.SIGKILL))  # It was not there yet.
+        self.report_end(remote_worker.death(-signal.SIGKILL))  # It has not started yet.
 
     def _live(self) -> None:
         try:
             self._start_and_await()
-        except Exception as error:  # The supervisor would wait for ever.
+        except Exception as error:  # Otherwise the supervisor would wait forever.
             if self._group is not None:
                 self._group.kill()
             self.report_end(errors.ExceptionRecord.of(error))
@@ -120,8 +120,8 @@ class ProcessWorker(remote_worker.RemoteWorker):
         started = self._start()
         with self._life:
             is_unwanted = self._is_killed
-            # The end of one that was killed before was told: its program may have ended, with its
-            # guard, and nobody would end a guard that starts again.
+            # If it was killed before, its end has been reported. Its program may have ended and
+            # closed the guard; a guard that started again would never be closed.
             watchman = None if is_unwanted else self._guard
             group = self._group = process_group.ProcessGroup(started.pid, watchman)
         if is_unwanted:
@@ -135,5 +135,5 @@ class ProcessWorker(remote_worker.RemoteWorker):
         code = group.wait()
         copier.drain(_OUTPUT_SECS)
         self.report_end(remote_worker.death(code) if code else None)
-        if is_unwanted:  # Its end was told before, and nobody else closes its channel.
+        if is_unwanted:  # Its end was reported before, and nothing else closes its channel.
             self.close()

@@ -1,4 +1,4 @@
-"""What each process of this machine may use."""
+"""Checks the CPUs and assigns the GPUs that processes of this machine ask for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from launchpad.launch import member as lp_member
 from rl_replicator.processes import gpus
 
-# Parts of a GPU are sums and differences of decimal fractions, which are not exact.
+# Tolerance for the free part of a GPU: sums and differences of decimal fractions are not exact.
 _ROUNDING = 1e-6
 
 
 def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str]]:
-    """Returns what is set in the environment of each node, by name.
+    """Returns the environment variables to set for each node, by name of the node.
 
-    GPUs are handed out in order; a part of one is shared with other parts.
+    GPUs are assigned in order; nodes that ask for a part of a GPU share one.
 
     Raises:
-      ValueError: the nodes need more CPUs for one node, or more GPUs, than this machine has.
+      ValueError: one node needs more CPUs, or all nodes need more GPUs, than this machine has.
     """
     num_cpus = len(os.sched_getaffinity(0))
     visible = gpus.visible()
@@ -46,11 +46,11 @@ def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str
 
 
 def _take(free: dict[str, float], wanted: float | None) -> list[str] | None:
-    """Takes `wanted` GPUs off `free`; None if they are not there."""
+    """Takes `wanted` GPUs from `free`; returns None if too few are left."""
     if not wanted:
         return []
     share = min(wanted, 1.0)
-    # Parts go where least is left, so that whole devices stay whole.
+    # Parts go to the devices with the least left, so that whole devices stay free.
     fitting = [
         name for name in sorted(free, key=free.__getitem__) if free[name] >= share - _ROUNDING
     ]

@@ -1,4 +1,4 @@
-"""How the process of a node comes about: as a fork, or as a fresh interpreter."""
+"""Starts the process of a node: as a fork, or as a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Started:
     Attributes:
       pid: Its id. It is a child of this process, and leads a session and a group of its own.
       channel: Our end of its control channel.
-      stdout: Descriptor from which its output is read.
-      stderr: Descriptor from which its errors are read.
+      stdout: Descriptor from which its stdout is read.
+      stderr: Descriptor from which its stderr is read.
     """
 
     pid: int
@@ -38,8 +38,8 @@ class ProcessStart:
 
     Attributes:
       spec: The node.
-      launch: The launch, whose surroundings it gets.
-      changes: Environment variables in which it differs from them.
+      launch: The launch, whose environment, directory and search path the process gets.
+      changes: Environment variables of the node that differ from those of the launch.
       server: Forks the process, if it can.
     """
 
@@ -113,14 +113,14 @@ class ProcessStart:
             [
                 self.spec.launch_config.absolute_interpreter_path,
                 *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                "-P",  # The working directory must not come before what the launcher imports from.
+                "-P",  # The working directory must not precede the launcher's search path.
                 "-m",
                 "launchpad.launch.process_entry",
                 self.name,
                 str(channel),
                 str(memory),
             ],
-            # The node sees the PYTHONPATH of its environment again.
+            # Later, the process sets PYTHONPATH to its value in `environment` again.
             env={**environment, "PYTHONPATH": engine.python_path(self._search_path)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -128,5 +128,5 @@ class ProcessStart:
             pass_fds=(channel, memory),
             start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
         )
-        process.returncode = 0  # Its end is awaited by its id, as that of a fork.
+        process.returncode = 0  # Its end is awaited by process id, as for a fork.
         return process.pid

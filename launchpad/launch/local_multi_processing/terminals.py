@@ -15,25 +15,25 @@ from rl_replicator.processes import output
 logger = logging.getLogger("launchpad")
 
 FILES, TMUX = "output_to_files", "tmux_session"
-# Parent of the directories of files, as upstream names it.
+# Environment variable with the parent of the output directories; upstream's name.
 _DIRECTORY = "LAUNCHPAD_LOGGING_DIR"
 _TMUX_SECS = 10.0
-# Longer names of files are cut; file systems allow 255 bytes.
+# Longer file names are cut; file systems allow 255 bytes.
 _NAME_BYTES = 200
 
 
 class Terminal(Protocol):
-    """Takes the lines of nodes."""
+    """Receives the output of nodes."""
 
     def writer(self, node: str) -> output.Writer:
-        """Returns what takes the lines of one incarnation of a node.
+        """Returns a function that writes the output of one incarnation of a node.
 
         Args:
           node: Name of the node, "label/index".
         """
 
     def close(self) -> None:
-        """Gives up what it holds; all nodes have ended."""
+        """Releases its resources; all nodes have ended."""
 
 
 class CurrentTerminal:
@@ -51,7 +51,7 @@ class Files:
     """A file for each node, in a directory that only this user can read."""
 
     def __init__(self) -> None:
-        """Makes the directory, and tells where it is."""
+        """Makes the directory, and logs its path."""
         parent = os.environ.get(_DIRECTORY)
         if parent is not None:
             pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
@@ -60,10 +60,10 @@ class Files:
         logger.warning("the output of the nodes goes to %s", self.directory)
 
     def writer(self, node: str) -> output.Writer:
-        """See `Terminal`. A node that is started again goes on with its file."""
+        """See `Terminal`. A restarted node continues its file."""
         try:
             file = self._files.get(node) or self._opened(node)
-        except OSError as error:  # Someone has deleted the directory, for example.
+        except OSError as error:  # For example, the directory was deleted.
             logger.warning("the output of %s goes to this terminal: %s", node, error)
             return CurrentTerminal().writer(node)
 
@@ -75,7 +75,7 @@ class Files:
 
     def _opened(self, node: str) -> IO[str]:
         name = node.replace("/", "_").encode()[:_NAME_BYTES].decode(errors="ignore")
-        # Nodes of "a/b" and "a_b", or with a long name that was cut.
+        # Two names may be equal here: of "a/b" and "a_b", or of long names that were cut.
         while (path := self.directory / f"{name}.log").exists():
             name += "_"
         file = self._files[node] = path.open("a", encoding="utf-8", errors="replace")
@@ -95,7 +95,7 @@ class TmuxSession(Files):
     """A window of a tmux session for each node, which shows its file while the program runs."""
 
     def __init__(self) -> None:
-        """Makes the directory; the first node makes the session, which has its name."""
+        """Makes the directory; the first node makes the session, named after the directory."""
         super().__init__()
         self._session = self.directory.name
         self._has_session = False
@@ -111,12 +111,12 @@ class TmuxSession(Files):
         place = ("new-window", "-d", "-t", f"{self._session}:")
         if not self._has_session:
             place = ("new-session", "-d", "-s", self._session)
-        # It ends with this process, if that is killed.
+        # `tail` ends with this process, even if that is killed.
         follow = ("tail", "-n", "+1", f"--pid={os.getpid()}", "-F", str(path))
         self._has_session |= self._tmux(*place, "-n", node, *follow)
 
     def _tmux(self, *arguments: str) -> bool:
-        """Runs tmux; returns whether it has worked, and logs a warning if it has not."""
+        """Runs tmux; returns whether it has succeeded, and logs a warning if it has not."""
         try:
             done = subprocess.run(
                 ["tmux", *arguments], capture_output=True, text=True, timeout=_TMUX_SECS

@@ -14,7 +14,7 @@ from launchpad.nodes import node_thread
 
 
 class ThreadEngine:
-    """Makes threads."""
+    """Runs nodes as threads of this process."""
 
     def __init__(self, launch: engine.Launch):
         self._launch = launch
@@ -69,7 +69,7 @@ class ThreadWorker:
 
     def notify_stop(self) -> None:
         """Sets the stop event and runs the stop handlers, in a thread of their own."""
-        # Stop handlers are the users' code, and may block.
+        # Stop handlers are user code, and may block.
         name = f"{self.runtime.name} stop"
         threading.Thread(target=self.runtime.notify_stop_in_thread, name=name, daemon=True).start()
 
@@ -82,10 +82,10 @@ class ThreadWorker:
         self.runtime.release()
 
     def kill(self) -> None:
-        """Raises SystemExit in the thread: the most that can be done to one."""
+        """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
         self.runtime.stop_programs()
-        # It waits while the thread acquires a condition, which may be for ever.
+        # In another thread: it waits while the node acquires a condition, possibly forever.
         interrupt = self._thread.interrupt
         threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
 
@@ -93,7 +93,7 @@ class ThreadWorker:
         """Does nothing: all threads share one address book."""
 
     def close(self) -> None:
-        """Gives reserved ports back."""
+        """Releases the reserved ports."""
         self.runtime.close()
 
     @property
@@ -103,12 +103,12 @@ class ThreadWorker:
 
     @property
     def silent_secs(self) -> float:
-        """Always 0: a thread that is stuck cannot be killed, so nobody needs to know."""
+        """Always 0: a stuck thread cannot be killed, so its silence is of no use."""
         return 0.0
 
     @property
     def is_stopped(self) -> bool:
-        """Always False: a stopped thread is one of a stopped launcher."""
+        """Always False: a signal stops the thread only together with the launcher."""
         return False
 
     def end_frozen(self, secs: float) -> None:
@@ -122,6 +122,6 @@ class ThreadWorker:
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()
         record = node_thread.failure_of(error, self.runtime) if error is not None else None
-        if record is not None:  # A process would end them with itself.
+        if record is not None:  # If the node were a process, they would end with it.
             self.runtime.stop_programs()
         self._supervisor.post_ended(self, record)

@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 _REACH_SECS = 5.0
 _START_SECS = 300.0
 _GUARD_SECS = 6.0
-# Ray's own messages come in batches: the last lines of the nodes are awaited this long.
+# Ray forwards output in batches: how long to wait for the last lines of the nodes.
 _LAST_LINES_SECS = 0.6
 # Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -36,7 +36,7 @@ class RayCluster:
     """A connection to Ray, which the programs of this process share.
 
     Attributes:
-      address: The named cluster, or None for a Ray of this process's own.
+      address: The named cluster, or None for this process's own Ray.
       host: IP address at which the cluster reaches this process.
     """
 
@@ -55,11 +55,12 @@ def acquire(address: str | None) -> RayCluster:
     """Connects to Ray, or shares the connection that this process has.
 
     Args:
-      address: "host:port", "env" for what RAY_ADDRESS names, or None for a Ray of one's own.
+      address: "host:port", "env" for the value of RAY_ADDRESS, or None for any connection that
+        exists, or else a Ray of this process's own.
 
     Raises:
       ValueError: the address can't be used, or this process is connected to another Ray.
-      ConnectionError: nobody answers there.
+      ConnectionError: no cluster answers there, or Ray does not start.
     """
     global _shared
     address = _check(address)
@@ -76,7 +77,7 @@ def acquire(address: str | None) -> RayCluster:
 
 
 def release(cluster: RayCluster) -> None:
-    """Gives up what `acquire` returned; the last one closes the connection."""
+    """Releases what `acquire` returned; the last release closes the connection."""
     global _shared
     with _lock:
         cluster.num_users -= 1
@@ -116,7 +117,7 @@ def _connect(address: str | None) -> RayCluster:
         here = ray.get_runtime_context().gcs_address
         if address not in (None, here):
             raise ValueError(f"this process is connected to the Ray at {here}, not to {address}")
-        # Who called ray.init() ends it too.
+        # The code that called ray.init() also ends Ray.
         return RayCluster(here, ray.util.get_node_ip_address(), lambda: None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_settings(address))
@@ -126,10 +127,10 @@ def _connect(address: str | None) -> RayCluster:
 
 @contextlib.contextmanager
 def _settings(address: str | None) -> Iterator[None]:
-    """Sets what Ray reads from the environment, until the connection is closed.
+    """Sets the environment variables that Ray reads, until the connection is closed.
 
-    Ray keeps what it has read, so this makes it read again, before and after: this process may have
-    earlier and later connections, which are not all made here.
+    Ray caches them, so this makes it read them again, before and after: this process may have
+    earlier and later connections, some of them made by other code.
     """
     from ray._private import ray_constants
 
@@ -137,7 +138,7 @@ def _settings(address: str | None) -> Iterator[None]:
     if address is None:
         variables = {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": _TOKEN,  # It is no secret of other clusters.
+            "RAY_AUTH_TOKEN": _TOKEN,  # Not the secret of any other cluster.
             # Ray's way of keeping all its daemons on the loopback interface.
             ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         }
@@ -170,14 +171,14 @@ def _read_again() -> None:
 
 
 def _has_token() -> bool:
-    """True if there is a token for clusters that ask for one."""
+    """True if there is a token for clusters that require one."""
     names = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     default = pathlib.Path.home() / ".ray" / "auth_token"
     return any(os.environ.get(name) for name in names) or default.exists()
 
 
 def _start_own(stack: contextlib.ExitStack) -> str:
-    """Starts a Ray in a directory of its own; `stack` ends it. Returns where it reaches us."""
+    """Starts a Ray in its own directory; `stack` ends it. Returns the host where it reaches us."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
     try:
         watcher = subprocess.Popen(
@@ -191,7 +192,7 @@ def _start_own(stack: contextlib.ExitStack) -> str:
 
     def end_watcher(message: bytes) -> None:
         assert watcher.stdin is not None
-        with contextlib.suppress(OSError):  # Somebody has killed it.
+        with contextlib.suppress(OSError):  # It has been killed.
             watcher.stdin.write(message)
             watcher.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -199,7 +200,7 @@ def _start_own(stack: contextlib.ExitStack) -> str:
 
     import ray.job_config
 
-    # Nodes import this package before they hear where the launcher imports from.
+    # Nodes import this package before they receive the launcher's search path.
     package_root = str(pathlib.Path(guard.__file__).parents[3])
     try:
         session = _Session(
@@ -208,12 +209,12 @@ def _start_own(stack: contextlib.ExitStack) -> str:
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=directory,
-            # A program has more nodes, or fewer, than the workers that Ray would start ahead.
+            # A program has more nodes, or fewer, than the workers that Ray would start in advance.
             _system_config={
                 "prestart_worker_first_driver": False,
                 "agent_register_timeout_ms": int(_START_SECS * 1000),
-                # Nodes are the program itself, as with the other launch types. With Ray's 15, any
-                # busy process of the same terminal takes nearly all of the processors from them.
+                # Nodes are the program itself, as with the other launch types. With Ray's default
+                # of 15, any busy process of the same terminal takes nearly all CPU time from them.
                 "worker_niceness": int(os.environ.get("RAY_worker_niceness", "0")),  # noqa: SIM112
             },
         )
@@ -227,12 +228,12 @@ def _start_own(stack: contextlib.ExitStack) -> str:
 
 
 def _short_directory() -> str | None:
-    """Returns where Ray's files go: names of its sockets must stay below 108 characters."""
+    """Returns where Ray's files go: the paths of its sockets must be below 108 characters."""
     return None if len(tempfile.gettempdir()) < 24 else "/tmp"
 
 
 def _join(address: str, stack: contextlib.ExitStack) -> str:
-    """Connects to a cluster; `stack` leaves it. Returns where it reaches us."""
+    """Connects to a cluster; `stack` disconnects. Returns the host where it reaches us."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _REACH_SECS).close()
@@ -250,9 +251,9 @@ def _join(address: str, stack: contextlib.ExitStack) -> str:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """Lets Ray's daemons take their time to start.
+    """Gives Ray's daemons more time to start.
 
-    Ray gives them 30 s, in which a busy machine doesn't load their code, and has no setting for it.
+    Ray waits 30 s, which is too short on a busy machine to load their code, and not configurable.
     """
     from ray._private import services
 
@@ -276,10 +277,10 @@ def _patience() -> Iterator[None]:
 
 
 class _Session:
-    """`ray.init()` to `ray.shutdown()` in one thread.
+    """Runs `ray.init()` and `ray.shutdown()` in one thread.
 
-    Off the main thread, Ray does not take SIGTERM over. And the kernel kills the daemons of a local
-    Ray when the thread that started them ends, so it must be one that stays.
+    Off the main thread, Ray does not install a handler of SIGTERM. And the kernel kills the daemons
+    of a local Ray when the thread that started them ends, so that thread must stay alive.
     """
 
     def __init__(self, **options: Any):
@@ -306,9 +307,9 @@ class _Session:
         try:
             with _patience():
                 ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
-        except BaseException as error:  # Raised again in the thread that asked.
+        except BaseException as error:  # Raised again by the constructor.
             self._error = error
-            with contextlib.suppress(Exception):  # Half of it may have started.
+            with contextlib.suppress(Exception):  # Parts of it may have started.
                 ray.shutdown()
             return
         finally:

@@ -16,18 +16,21 @@ from launchpad.launch import channel as lp_channel
 from rl_replicator.processes import ports
 
 # What a node sends first: a random challenge, its own key, its process id, and the signature of
-# these. The launcher answers with its signature of the challenge. The secret itself never travels.
+# these. The launcher answers with its signature of the challenge. The secret itself is never sent.
 _HELLO = struct.Struct("<16s16sI")
 _SIGNATURE_BYTES = 32
 _CONNECT_SECS = 10.0
-# The kernel connects to a launcher that gets no processor time: its answer takes longer.
+# The kernel accepts connections for a launcher that gets no CPU time: its answer takes longer.
 _HELLO_SECS = 60.0
 
 OnCall = Callable[[lp_channel.Channel, int], object]
 
 
 class Switchboard:
-    """Where the nodes call the launcher. Nothing is unpickled from a caller without the secret."""
+    """Accepts the nodes' connections to the launcher.
+
+    Nothing is unpickled from a process that does not have the secret.
+    """
 
     def __init__(self, host: str, secret: bytes):
         self._secret = secret
@@ -38,14 +41,14 @@ class Switchboard:
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def expect(self, on_call: OnCall) -> bytes:
-        """Returns a key; `on_call(channel, process id)` is called for the one who shows it."""
+        """Returns a key; `on_call(channel, process id)` is called for the node that presents it."""
         key = uuid.uuid4().bytes
         with self._lock:
             self._expected[key] = on_call
         return key
 
     def close(self) -> None:
-        """Accepts no more calls."""
+        """Accepts no more connections."""
         with contextlib.suppress(OSError):  # Wakes accept() up.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -80,7 +83,7 @@ class Switchboard:
 
 
 def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Channel:
-    """Calls the launcher from a node.
+    """Connects a node to the launcher.
 
     Raises:
       ConnectionError: it can't be reached, it does not answer, or another process does.

@@ -1,10 +1,10 @@
-"""Ends a Ray of a program's own when its launcher dies: `python guard.py DIRECTORY PID`.
+"""Ends a program's own Ray when the launcher dies: `python guard.py DIRECTORY PID`.
 
-The kernel kills the daemons with the launcher, but not what they have started: Ray's agents look
-for their parent every few seconds, and try to reach the dead daemons for a minute then. This
-process waits until its standard input ends. Unless it has read DONE before, it kills what still
-writes to a file in DIRECTORY, but for the launcher, PID, whose Ray may have failed to start. It
-removes DIRECTORY. It uses the standard library alone, to be small.
+The kernel kills the daemons with the launcher, but not what they have started: Ray's agents check
+for their parent every few seconds, and then try to reach the dead daemons for a minute. This
+process waits until its standard input ends. Unless it has read DONE by then, it kills all processes
+that have a file in DIRECTORY open for writing, except the launcher, PID, whose Ray may have failed
+to start. Then it removes DIRECTORY. It uses only the standard library, to be small.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def writers(directory: str, launcher: int) -> list[int]:
 
 
 def _writes_to(directory: str, pid: int) -> bool:
-    with contextlib.suppress(OSError):  # Gone, or somebody else's.
+    with contextlib.suppress(OSError):  # Gone, or another user's.
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # Closed meanwhile.
                 link = f"/proc/{pid}/fd/{name}"

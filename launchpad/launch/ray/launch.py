@@ -1,8 +1,8 @@
 """The engine that runs every node as an actor of Ray.
 
-Ray places the nodes, ships code to them, watches them, carries their output, and ends them. The
-nodes talk over their own servers, and are told what to do over control channels of their own: calls
-of Ray actors are slower, and do not run in the main thread beside a running method.
+Ray places the nodes, ships code to them, watches them, forwards their output, and ends them. The
+nodes call each other through their own servers and are controlled over their own channels, because
+calls of Ray actors are slower, and do not run in the main thread while a method runs there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from launchpad.launch.ray import control, node_actor, placement, shipping
 
 
 class RayEngine:
-    """Makes actors."""
+    """Runs nodes as actors of Ray."""
 
     def __init__(self, launch: engine.Launch):
-        """Connects to Ray, and refuses what will never fit there."""
+        """Connects to Ray; raises an error if the program can never fit there."""
         self._launch = launch
         self._nodes = engine.dump_nodes(launch)
         self._cluster = lp_cluster.acquire(launch.cluster_address)
@@ -27,7 +27,7 @@ class RayEngine:
             self._machines = placement.place(
                 launch.members, placement.machines(), can_grow=not self._is_own
             )
-            # Nodes on this machine import from where the launcher does.
+            # Nodes on this machine import from the same directories as the launcher.
             self._shipment = None if self._is_own else shipping.Shipment()
             self._switchboard = control.Switchboard(self._cluster.host, launch.info.secret)
         except BaseException:
@@ -38,7 +38,7 @@ class RayEngine:
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> lp_member.Worker:
         """Returns a new incarnation of a node, not started yet."""
-        from launchpad.launch.ray import worker  # Imports Ray, whose settings are made by now.
+        from launchpad.launch.ray import worker  # Imports Ray, whose settings are in place by now.
 
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
         return worker.RayWorker(
@@ -58,15 +58,15 @@ class RayEngine:
             self._shipment.load()
 
     def close(self) -> None:
-        """Leaves Ray, and ends it if it is the program's own."""
+        """Disconnects from Ray, and ends it if it is the program's own."""
         self._switchboard.close()
         lp_cluster.release(self._cluster)
 
     def _surroundings(self, member: lp_member.Member) -> node_actor.Surroundings:
         config = member.launch_config
         told = config.environment()
-        # Ray leaves all GPUs visible to who asked for none, and sets the threads to the CPUs that
-        # it keeps for the node, at least 1.
+        # Ray leaves all GPUs visible to a node that asked for none, and sets the number of threads
+        # to that of the CPUs reserved for the node, at least 1.
         variables = {"OMP_NUM_THREADS": self._launch.environment.get("OMP_NUM_THREADS")}
         if not config.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ""

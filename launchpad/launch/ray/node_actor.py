@@ -1,4 +1,4 @@
-"""A node's process, as Ray starts it."""
+"""The Ray actor that runs a node."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from launchpad.launch.ray import control
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a node's code finds in its process, set before the code is loaded.
+    """The surroundings of a node's code in its process, set before the code is loaded.
 
     Attributes:
-      is_local: True if all nodes run on the launcher's machine, whose loopback interface then
-        serves.
-      directory: The working directory; Ray's where it does not exist.
-      search_path: Where Python imports from first.
-      environment: Variables; None for one that must not be set.
+      is_local: True if all nodes run on the launcher's machine, so that its loopback interface is
+        enough.
+      directory: The working directory; if it does not exist, Ray's is kept.
+      search_path: Directories from which Python imports first.
+      environment: Environment variables; None for one that must not be set.
     """
 
     is_local: bool
@@ -46,7 +46,7 @@ class NodeActor:
         self._name = name
 
     def __repr__(self) -> str:
-        return self._name  # Ray puts it before every line that the node prints.
+        return self._name  # Ray prefixes every line that the node prints with it.
 
     def run(
         self,
@@ -60,8 +60,8 @@ class NodeActor:
         Args:
           spec: The node.
           launcher: Host and port of the launcher's switchboard.
-          key: What this node shows there.
-          surroundings: What it finds here.
+          key: Identifies this node to the switchboard.
+          surroundings: Set in this process before the node is loaded.
 
         Returns:
           The exit status that a process would have.
@@ -69,7 +69,7 @@ class NodeActor:
         Raises:
           ConnectionError: the launcher can't be reached.
         """
-        atexit._clear()  # Ray's handlers would cut the connection by which this call returns.
+        atexit._clear()  # Ray's handlers would close the connection on which this call returns.
         surroundings.enter()
         channel = control.call(launcher, spec.info.secret, key)
         if not surroundings.is_local:

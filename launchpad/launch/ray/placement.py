@@ -1,4 +1,4 @@
-"""Where the nodes of a program may go in a Ray cluster."""
+"""Placement of a program's nodes on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launchpad.launch import member as lp_member
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster and what it has in all.
+    """A machine of the cluster and its total resources.
 
     Attributes:
-      key: Ray's identity of it.
+      key: Ray's id of the machine.
       host: Its IP address.
     """
 
@@ -25,7 +25,7 @@ class Machine:
     gpus: float
 
     def has(self, cpus: float, gpus: float) -> bool:
-        """Returns whether this much is free on the machine."""
+        """Returns whether the machine has this much in total."""
         return cpus <= self.cpus and gpus <= self.gpus
 
     def __str__(self) -> str:
@@ -56,10 +56,10 @@ def place(
     Args:
       members: The nodes.
       cluster: The machines.
-      can_grow: False if the machines are all there will ever be.
+      can_grow: False if no machines can be added to the cluster.
 
     Returns:
-      Machine keys by name, of the nodes that must share a machine.
+      Machine keys by node name, for the nodes that must share a machine.
 
     Raises:
       ValueError: a node or colocation fits nowhere, or all of them together do not fit.

@@ -1,4 +1,4 @@
-"""Which code a cluster gets from the launcher."""
+"""Ships code of the launcher to a cluster."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import time
 from collections.abc import Iterator
 
 _INSTALLED = {"site-packages", "dist-packages"}
-# Ray deletes what was uploaded and has not been used for 600 s.
+# Ray deletes uploads that have not been used for 600 s.
 _UPLOAD_AGAIN_SECS = 60.0
-# What changes whenever something is imported is no other code.
+# Files that may change, for example at an import, although the code does not.
 _EXCLUDES = ["__pycache__", ".git"]
 
 
 class Shipment:
-    """The code that a program's nodes get from the launcher, as it is when this has loaded it.
+    """The code that a program's nodes get from the launcher, as it was when this loaded it.
 
-    It is kept here, so that a node that starts again gets the same as its fellows, although the
-    files may have changed, and Ray may have deleted what nobody used.
+    It is kept here so that a restarted node gets the same code as the others, although the files
+    may have changed, and Ray may have deleted unused uploads.
     """
 
     def __init__(self) -> None:
         import ray
 
-        # What an actor is given replaces what whoever called ray.init() gave to all.
+        # The modules of an actor replace those passed to ray.init(), so they must include them.
         self._others = ray.get_runtime_context().runtime_env.py_modules()
         self._lock = threading.Lock()
-        self._packages: dict[str, _Package] = {}  # By where they were imported from.
+        self._packages: dict[str, _Package] = {}  # By path of origin.
         self._uploaded_at = time.monotonic()
         self.load()
 
     def load(self) -> None:
-        """Adds what was imported since.
+        """Adds what has been imported since the last call.
 
         Raises:
-          ConnectionError: Ray does not take it.
+          ConnectionError: Ray does not accept it.
         """
         with self._lock:
             for place in own_modules():
@@ -50,10 +50,10 @@ class Shipment:
                     self._packages[place] = package
 
     def uris(self) -> list[str]:
-        """Returns the names by which a node that starts now finds the code in Ray.
+        """Returns Ray's URIs of the code, for a node that starts now.
 
         Raises:
-          ConnectionError: Ray does not take it.
+          ConnectionError: Ray does not accept it.
         """
         with self._lock:
             packages = self._packages.values()
@@ -69,7 +69,7 @@ class _Package:
     """A package's directory, or a module's file, in Ray's format.
 
     Attributes:
-      uri: Ray's name of it.
+      uri: Ray's URI of it.
     """
 
     def __init__(self, place: str):
@@ -81,7 +81,7 @@ class _Package:
             packaging.create_package(
                 place,
                 file,
-                include_gitignore=False,  # It names code that is generated or built.
+                include_gitignore=False,  # It may list generated or built code.
                 include_parent_dir=os.path.isdir(place),
                 excludes=_EXCLUDES,
             )
@@ -101,7 +101,7 @@ class _Package:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Ray's are of many types.
+        except Exception as error:  # Ray raises errors of many types.
             text = " ".join(str(error).split())
             raise ConnectionError(
                 f"{self._place} can't be shipped to the Ray cluster: {text}; .rayignore leaves "
@@ -112,8 +112,8 @@ class _Package:
 def own_modules() -> list[str]:
     """Returns the top-level packages and modules that are imported here and not installed.
 
-    What is installed, in a directory `site-packages`, must be installed on the cluster too. The
-    main script is not among them: what it defines travels by value.
+    Installed packages, in a directory `site-packages`, must be installed on the cluster, too. The
+    main script is not included: what it defines is pickled by value.
     """
     found = set()
     for name, module in list(sys.modules.items()):
@@ -126,7 +126,7 @@ def own_modules() -> list[str]:
 
 
 def _is_installed(place: pathlib.Path) -> bool:
-    # The prefix doesn't tell: an environment may be made in the directory of a project.
+    # The prefix is no criterion: a project's directory may contain a virtual environment.
     libraries = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     return not _INSTALLED.isdisjoint(place.parts) or any(
         place.is_relative_to(pathlib.Path(library).resolve()) for library in libraries
@@ -137,7 +137,7 @@ def _places(module: object) -> list[pathlib.Path]:
     """Returns a package's directories, or a module's file."""
     try:
         paths = [str(path) for path in module.__path__]  # type: ignore[attr-defined]
-    except Exception:  # Odd objects in sys.modules are nobody's source.
+    except Exception:  # Odd objects in sys.modules have no source.
         file = getattr(module, "__file__", None)
         paths = [file] if isinstance(file, str) and file.endswith(".py") else []
     return [pathlib.Path(path).resolve() for path in paths]

@@ -19,7 +19,7 @@ from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import control, node_actor
 
 _WAIT_MESSAGE_SECS = 10.0
-# What Ray raises, beside RayActorError, for a process that it has lost or killed.
+# What Ray raises, besides RayActorError, for a process that it has lost or killed.
 _LOST_PROCESS = (
     ray.exceptions.OutOfMemoryError,
     ray.exceptions.NodeDiedError,
@@ -32,7 +32,7 @@ class RayWorker(remote_worker.RemoteWorker):
     """A node in a Ray actor's process.
 
     Attributes:
-      pid: Its process id on its machine, once it has called; None before.
+      pid: Its process id on its machine; None before it has connected.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class RayWorker(remote_worker.RemoteWorker):
         machine: str | None,
         modules: Sequence[str],
     ):
-        """Prepares; `start()` starts it.
+        """Prepares the worker; `start()` starts the node.
 
         Args:
           member: The node.
-          supervisor: Who is told of it.
+          supervisor: Receives the node's events.
           spec: What its process needs.
-          switchboard: Where it calls.
-          surroundings: What it finds there.
-          machine: Ray's key of the machine that it should run on; None to spread the nodes.
-          modules: Ray's names of the code that is shipped to it.
+          switchboard: Accepts the connection of its process.
+          surroundings: Set in its process.
+          machine: Ray's id of the machine that it should run on; None to spread the nodes.
+          modules: Ray's URIs of the code that is shipped to it.
         """
         super().__init__(member, supervisor)
         self.pid: int | None = None
@@ -68,7 +68,7 @@ class RayWorker(remote_worker.RemoteWorker):
         self._was_called_off = False
 
     def start(self) -> None:
-        """Asks Ray for a process; it calls back once it runs."""
+        """Asks Ray for a process, which connects to the launcher once it runs."""
         board = self._switchboard
         try:
             actor_class = ray.remote(node_actor.NodeActor).options(**self._options())
@@ -98,25 +98,25 @@ class RayWorker(remote_worker.RemoteWorker):
             runtime_env["env_vars"] = environment
         if self._modules:
             runtime_env["py_modules"] = [*self._modules]
-        if runtime_env:  # An empty one too costs Ray another interpreter's start.
+        if runtime_env:  # Even an empty one makes Ray start another interpreter.
             options["runtime_env"] = runtime_env
         return options
 
     def notify_stop(self) -> None:
-        """Asks the node to leave its `run()`; calls off one that Ray has not started yet."""
+        """Asks the node to leave its `run()`; cancels it if Ray has not started it yet."""
         super().notify_stop()
         if not self.is_attached:  # It has not run a line of the node's code yet.
             self._was_called_off = True
             self.kill()
 
     def kill(self) -> None:
-        """Has Ray kill the process."""
-        with contextlib.suppress(Exception):  # Gone already, or Ray is.
+        """Makes Ray kill the process."""
+        with contextlib.suppress(Exception):  # The process or Ray is gone already.
             ray.kill(self._actor, no_restart=True)
 
     def _kill_frozen(self) -> None:
         if self._surroundings.is_local and self.pid is not None:
-            with contextlib.suppress(OSError):  # Ray asks the process itself, which is frozen.
+            with contextlib.suppress(OSError):  # Ray's kill asks the process, which is frozen.
                 os.kill(self.pid, signal.SIGKILL)
         super()._kill_frozen()
 
@@ -130,11 +130,11 @@ class RayWorker(remote_worker.RemoteWorker):
             while not ray.wait([end], timeout=_WAIT_MESSAGE_SECS)[0]:
                 if not self.is_attached:
                     self._tell_waiting()
-            if status := ray.get(end):  # What the node itself told wins.
+            if status := ray.get(end):  # What the node has reported takes precedence.
                 death = remote_worker.death(status)
         except Exception as error:
             death = _death(error)
-        self.kill()  # Without the interpreter's own end: the node's exit handlers have run.
+        self.kill()  # Skips the interpreter's teardown: the node's exit handlers have run.
         self.report_end(None if self._was_called_off else death)
 
     def _tell_waiting(self) -> None:
@@ -150,9 +150,9 @@ class RayWorker(remote_worker.RemoteWorker):
 
 
 def _death(error: Exception) -> errors.ExceptionRecord:
-    """Returns what is known of a process that did not end in order."""
+    """Describes the end of a process that did not end normally."""
     if isinstance(error, _LOST_PROCESS):
-        # Such as a node that Ray kills because its machine is short of memory.
+        # For example, Ray kills a process because its machine is short of memory.
         detail = " ".join(str(error).split())
         return errors.ExceptionRecord(errors.PROCESS_DIED, f"Ray says: {detail}", "")
     if not isinstance(error, ray.exceptions.RayActorError):

@@ -1,4 +1,4 @@
-"""Launches a program in a test (upstream's module of that name)."""
+"""Launches a program in a test (upstream's module of the same name)."""
 
 from launchpad.launch import in_tests
 from launchpad.launch_type import LaunchType
