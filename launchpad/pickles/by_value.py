@@ -1,10 +1,10 @@
 """Pickles with classes that cannot be imported elsewhere, such as those of the main script.
 
-cloudpickle sends such a class by value, and its loader writes all attributes of the sender's class
-over those of a class that the receiver has already. Here, a class that the receiver has is used as
-it is, as one of an imported module is: the state of a class belongs to its process.
+cloudpickle sends such a class by value, and its loader overwrites the attributes of a class that
+the receiver already has with those of the sender's class. Here, a class that the receiver has is
+used unchanged, like one of an imported module: the state of a class belongs to its process.
 
-cloudpickle numbers these classes, so that the processes of a program know which are the same.
+cloudpickle numbers these classes, which identifies them in all processes of a program.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import cloudpickle
 
-# The classes that are being made out of a pickle, and have no attributes yet; under the lock.
+# Classes that are being unpickled, and have no attributes yet; guarded by the lock.
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
-# Those that were made: between calls nothing else refers to them, and their attributes would be
-# lost with them. A sender that makes classes without end has only the newest ones here.
+# Unpickled classes: between calls nothing else may refer to them, and they would be lost with their
+# attributes. Only the newest are kept, in case a sender makes classes without end.
 _made: collections.deque[type] = collections.deque(maxlen=1000)
 _lock = threading.RLock()
 
@@ -38,7 +38,7 @@ class Pickler(cloudpickle.Pickler):
         file = io.BytesIO()
         try:
             _DefinitionPickler(file).dump(obj)
-        except Exception as error:  # Such as a lock that a method uses.
+        except Exception as error:  # For example, a method uses a lock.
             return _find_or_make, (_number(reduced), obj.__qualname__, str(error))
         return _find_or_make, (_number(reduced), obj.__qualname__, file.getvalue())
 
@@ -51,7 +51,7 @@ def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | No
 
 
 class _DefinitionPickler(cloudpickle.Pickler):
-    """Pickles a class whole, with all others that it uses: these may use one another."""
+    """Pickles a whole class, with all others that it uses: these may use one another."""
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
@@ -62,12 +62,12 @@ class _DefinitionPickler(cloudpickle.Pickler):
 
 
 def _is_by_value(obj: Any, reduced: Any) -> bool:
-    """Whether cloudpickle has reduced a class to its definition: functions and others have some."""
+    """Whether `obj` is a class that cloudpickle has reduced to its definition."""
     return isinstance(reduced, tuple) and len(reduced) == 6 and isinstance(obj, type)
 
 
 def _number(reduced: tuple[Any, ...]) -> str:
-    """Returns the number of a class: the last argument but one of what makes it."""
+    """Returns the number of a class: the second-to-last argument of the function that makes it."""
     return reduced[1][-2]
 
 
@@ -79,12 +79,12 @@ def _find_or_make(number: str, name: str, definition: bytes | str) -> type:
     """Returns the class with this number.
 
     Args:
-      number: Of the class.
+      number: The number of the class.
       name: Its name, for the message.
-      definition: How to make it; or why it could not be sent.
+      definition: Its pickled definition, or the reason why it could not be pickled.
 
     Raises:
-      TypeError: it is not there, and could not be sent.
+      TypeError: the receiver does not have it, and it could not be sent.
     """
     with _lock:
         found = _find(number)

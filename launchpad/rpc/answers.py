@@ -1,4 +1,4 @@
-"""What a server remembers of the calls it has run, so that none runs twice."""
+"""Keeps the answers to a server's calls, so that no call runs twice."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from concurrent import futures
 
 from launchpad.rpc.credentials import Ticket
 
-# Larger answers are not kept: a thousand actors would hold a thousand copies of the weights.
+# Larger answers are not kept: a thousand actors would mean a thousand copies of the weights.
 MAX_BYTES = 1 << 20
-# Of all answers together, the newest are kept that fit.
+# Limit of all kept answers together; the oldest are dropped first.
 MAX_KEPT_BYTES = 64 << 20
-# What an answer takes beside its own bytes.
+# Overhead of an answer besides its own bytes.
 _BYTES_BESIDE = 1024
-# A client that was silent for so many seconds has given up all its calls: longer than `retry_secs`
-# of any client should be. What is kept meanwhile is bounded by `MAX_KEPT_BYTES`.
+# A client that was silent for this many seconds is assumed to have given up all its calls: no
+# `retry_secs` should be longer. What is kept meanwhile is bounded by `MAX_KEPT_BYTES`.
 FORGET_SECS = 3600.0
 
 
 class AnsweredError(Exception):
-    """The client of this call has its answer already; nobody waits for another one."""
+    """The client already has the answer to this call, and does not wait for another one."""
 
 
 class _Client:
     """What is known of a client.
 
     Attributes:
-      num_answered: All its calls up to this number have their answer, but for `open_calls`.
-      open_calls: Those up to there that wait.
-      calls: The answers that are kept or computed, by the number of the call.
+      num_answered: All its calls up to this number have been answered, except `open_calls`.
+      open_calls: The calls up to `num_answered` that still wait.
+      calls: The answers that are kept or being computed, by the number of the call.
       heard_at: Monotonic time of its last call, or of the last answer to it.
     """
 
@@ -41,12 +41,12 @@ class _Client:
         self.heard_at = 0.0
 
     def has_answer_of(self, number: int) -> bool:
-        """Returns whether the client has confirmed the answer of a call."""
+        """Returns whether the client has confirmed the answer to a call."""
         return number <= self.num_answered and number not in self.open_calls
 
     def confirm(self, ticket: Ticket) -> list[int]:
-        """Takes note of what a ticket confirms; returns the numbers of the calls that go by it."""
-        # Tickets arrive in any order. A call waits if it does so by all of them.
+        """Records what a ticket confirms; returns the numbers of the calls that can be dropped."""
+        # Tickets arrive in any order. A call still waits only if it does according to all of them.
         self.open_calls = {
             number
             for number in self.open_calls.union(ticket.open_calls)
@@ -65,8 +65,8 @@ class Answers:
     an hour after the last call of its client.
 
     Calls with answers over `MAX_BYTES` run again when they are repeated after they have ended: a
-    method with a large result should be one that only reads. So do calls whose answers were dropped
-    because newer ones take `MAX_KEPT_BYTES`.
+    method with a large result should only read. So do calls whose answers were dropped because
+    newer ones take `MAX_KEPT_BYTES`.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Answers:
         found = run()
         answer.set_result(found)
         with self._lock:
-            if client.calls.get(ticket.number) is answer:  # Nobody has given it up meanwhile.
-                client.heard_at = time.monotonic()  # From now on it may miss the answer.
+            if client.calls.get(ticket.number) is answer:  # It was not dropped meanwhile.
+                client.heard_at = time.monotonic()  # The client may lose the answer from now on.
                 self._keep(ticket, len(found))
         return found
 

@@ -1,8 +1,8 @@
 """Encryption between machines: certificates that only the processes of one program can make.
 
 Every process derives the same authority from the program's secret, and issues itself a certificate.
-Both ends of a connection show theirs, and accept no other. Connections inside a machine are not
-encrypted: who could read them there can read the memory of the processes, too.
+Both ends of a connection present one, and accept only those of this authority. Connections within a
+machine are not encrypted: whoever can read them there can read the memory of the processes, too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 import grpc
 
-# All servers of a program have this name; who is meant is part of a call's signature.
+# All servers of a program have this name; the intended server is part of a call's signature.
 _NAME = "launchpad"
 _NAME_OPTION = ("grpc.ssl_target_name_override", _NAME)
-# The program ends before them; clocks of machines may differ by years.
+# Longer than any program runs; the clocks of machines may differ by years.
 _VALID = (datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1))
 
 
 class Certificates(NamedTuple):
-    """What a process shows and trusts, as PEM.
+    """What a process presents and trusts, as PEM.
 
     Attributes:
       authority: Certificate of the program's authority, the only one that is trusted.
-      certificate: That of this process.
+      certificate: Certificate of this process.
       key: Private key of this process.
     """
 
@@ -64,7 +64,7 @@ def of_program(secret: bytes) -> Certificates:
 
     curve = ec.SECP256R1()
     derive = hkdf.HKDF(hashes.SHA256(), 32, salt=None, info=b"launchpad certificate authority")
-    # Half of the values that 32 bytes can have, and none that the curve does not allow.
+    # 255 bits are always below the order of the curve; 256 bits may not be.
     number = int.from_bytes(derive.derive(secret), "big") >> 1
     authority_key = ec.derive_private_key(max(number, 1), curve)
     own_key = ec.generate_private_key(curve)
@@ -111,7 +111,7 @@ def channel(
 
 
 def add_port(server: grpc.Server, host: str, port: int, secret: bytes) -> int:
-    """Lets a gRPC server listen, with encryption unless only this machine can connect.
+    """Makes a gRPC server listen, with encryption unless only this machine can connect.
 
     Args:
       server: The server.
@@ -133,7 +133,7 @@ def add_port(server: grpc.Server, host: str, port: int, secret: bytes) -> int:
 
 
 def context(secret: bytes, is_server: bool) -> ssl.SSLContext:
-    """Returns what encrypts a socket, and accepts nobody outside the program.
+    """Returns the SSL context of a socket, which accepts only processes of the program.
 
     Args:
       secret: The secret of the program.
@@ -145,7 +145,7 @@ def context(secret: bytes, is_server: bool) -> ssl.SSLContext:
     found.verify_mode = ssl.CERT_REQUIRED
     authority, certificate, key = of_program(secret)
     found.load_verify_locations(cadata=authority.decode())
-    # Python loads a chain from files only; this one is in memory, for this process alone.
+    # Python loads a chain only from a file; this one is in memory, for this process alone.
     with os.fdopen(os.memfd_create("certificate"), "wb") as file:
         file.write(certificate + key)
         file.flush()

@@ -14,7 +14,7 @@ from launchpad.rpc import server as rpc_server
 
 # How long calls wait for a server that went away, in seconds.
 DEFAULT_RETRY_SECS = 60.0
-# A hundred years. The clocks of gRPC count nanoseconds: infinity would have passed at once.
+# A hundred years. The clocks of gRPC count nanoseconds: infinity would expire immediately.
 _LONGEST_TIMEOUT_SECS = 100 * 365 * 86400.0
 
 
@@ -50,7 +50,7 @@ class CourierClient:
           server_address: "host:port", or the address of a node.
           compress: gzip requests and answers.
           call_timeout: Deadline of each call in seconds; None or 0 for none.
-          wait_for_ready: False to fail at once if the server is not there.
+          wait_for_ready: False to fail immediately if the server is not there.
           chunk_tensors: Accepted for compatibility with upstream; messages have no size limit.
           load_balancing_policy: Accepted for compatibility with upstream; a node has one server.
           propagate_deadline: Accepted for compatibility with upstream; a call has its client's
@@ -88,18 +88,18 @@ class CourierClient:
 
     @property
     def futures(self) -> _FuturesClient:
-        """The same methods, each returning a `concurrent.futures.Future` at once."""
+        """The same methods, each returning a `concurrent.futures.Future` immediately."""
         return self._futures
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):  # Such methods are not served; pickle and copy ask for them.
+        if method.startswith("_"):  # Such methods are not served; pickle and copy look them up.
             raise AttributeError(method)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._call(method, args, kwargs)
 
         call.__name__ = method
-        self.__dict__[method] = call  # The next use costs nothing.
+        self.__dict__[method] = call  # The next use is a plain attribute.
         return call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,8 +110,8 @@ class CourierClient:
 
         Raises:
           CourierDeadlineError: the deadline has passed.
-          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`, or was
-            never there and the program is stopping.
+          CourierUnavailableError: the server was gone for `retry_secs`, or is not there and the
+            program is stopping.
           CourierAuthenticationError: the server belongs to another program.
           Exception: whatever the method raised.
         """
@@ -153,7 +153,7 @@ def _unpack(answer: bytes) -> Any:
     if answer[:1] == wire.OK:
         return value
     error = value.rebuild()
-    if not isinstance(error, Exception):  # Another side's SystemExit must not end this one.
+    if not isinstance(error, Exception):  # The server's SystemExit must not end this process.
         error = errors.RemoteError(f"{value.type_name}: {value.message}")
     raise error from errors.RemoteTraceback(value.traceback_text)
 
@@ -172,6 +172,6 @@ def list_methods(client: CourierClient) -> list[str]:
 def forward(client: CourierClient, request: bytes) -> futures.Future[bytes]:
     """Sends an encoded request; returns the future of the encoded answer. Unpickles neither.
 
-    Exceptions of the method are part of the answer; the future's own say that the call failed.
+    Exceptions of the method are part of the answer; one of the future means that the call failed.
     """
     return client._futures._send(request, lambda answer: answer)

@@ -1,4 +1,4 @@
-"""The connection of a client: finds the server, keeps a link to it, and repeats what broke."""
+"""The connection of a client: finds the server, keeps a link to it, and repeats broken calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from launchpad.rpc import link as rpc_link
 
 logger = logging.getLogger("launchpad")
 
-# Between two attempts to reach a server that does not answer, in seconds.
+# Pause between two attempts to reach a server that does not answer, in seconds.
 _PAUSE_SECS = 0.1
-# One wait for an address that is not published yet, in seconds.
+# Longest single wait for an address that is not published yet, in seconds.
 _ADDRESS_SECS = 0.2
 
-# The connections to each server, by the address book and the key of their target. One watcher of
-# the book tells all of a server: clients that come and go leave nothing in the book, and the
-# garbage collector, which may run while this thread holds the book's lock, takes none.
+# The connections to each server, by the address book and the key of their target. One watcher per
+# server notifies all of them. So short-lived clients leave nothing in the book, and their garbage
+# collection, which may happen while this thread holds the book's lock, takes no lock.
 _followers: weakref.WeakKeyDictionary[
     lp_address_book.AddressBook, dict[str, weakref.WeakSet[Connection]]
 ] = weakref.WeakKeyDictionary()
@@ -44,9 +44,9 @@ class Connection:
     Attributes:
       timeout: Deadline of each call in seconds, or None.
       retry_secs: How long a call waits for a server that went away, in seconds.
-      wait_for_ready: False if a call fails at once when the server is not there.
+      wait_for_ready: False if a call fails immediately when the server is not there.
       runtime: The runtime of the code that made the client, or of the launcher if the program was
-        launched after that, also again; None outside a program.
+        launched, or launched again, after that; None outside a program.
       was_reached: Whether the server has ever answered.
     """
 
@@ -58,7 +58,7 @@ class Connection:
         wait_for_ready: bool,
         compress: bool,
     ):
-        """Prepares; connects at the first call. For the arguments see `CourierClient`."""
+        """Connects only at the first call. For the arguments see `CourierClient`."""
         self.timeout = timeout
         self.retry_secs = retry_secs
         self.wait_for_ready = wait_for_ready
@@ -81,7 +81,7 @@ class Connection:
 
     @property
     def owner(self) -> str:
-        """Names the server in messages: its node's "label/index", or its address."""
+        """Name of the server in messages: its node's "label/index", or its address."""
         if isinstance(self._target, str):
             return self._target
         owners = self.runtime.info.owners if self.runtime else {}
@@ -112,8 +112,8 @@ class Connection:
 
         Raises:
           CourierDeadlineError: the deadline has passed.
-          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`, or was
-            never there and the program is stopping.
+          CourierUnavailableError: the server was gone for `retry_secs`, or is not there and the
+            program is stopping.
           CourierAuthenticationError: the server belongs to another program.
         """
         call = Call(self, request)
@@ -138,7 +138,7 @@ class Connection:
                 call.reconnected()
                 return True
             return not self.was_reached
-        # Without a second attempt, the first one must find the server there.
+        # Without a second attempt, the first one must not be made before the server is there.
         return self.retry_secs > 0 or link.was_ready or link.is_ready(_ADDRESS_SECS)
 
     def find_link(self, timeout: float | None) -> rpc_link.Link | None:
@@ -165,12 +165,12 @@ class Connection:
             return self._link
 
     def drop(self, link: rpc_link.Link) -> None:
-        """Forgets a link whose server is gone, and ends all calls on it soon."""
+        """Drops a link whose server is gone; all calls on it are cancelled soon afterwards."""
         with self._lock:
             if self._link is link:
                 self._link = None
-        # Not here: this may be the thread in which gRPC tells of the ends of calls, and closing
-        # waits until it has told of all.
+        # Not in this thread: it may be the one in which gRPC runs the callbacks of calls, and
+        # closing waits until all of them have run.
         threading.Thread(target=link.close, name="courier-close", daemon=True).start()
 
     def open_call(self) -> int:
@@ -181,19 +181,19 @@ class Connection:
             return self._num_calls
 
     def close_call(self, number: int) -> None:
-        """Lets later tickets confirm the answer of a call. May be called again."""
+        """Lets later tickets confirm the answer to a call. May be called again."""
         with self._lock:
             self._open_calls.pop(number, None)
 
     def ticket(self, number: int) -> credentials.Ticket:
-        """Returns what identifies a call, with what has been answered so far."""
+        """Returns the ticket of a call, which also confirms what has been answered so far."""
         limit = credentials.MAX_OPEN_CALLS
         with self._lock:
             oldest = list(itertools.islice(self._open_calls, limit + 1))
         older = [each for each in oldest if each < number]
         # All up to here are answered or among `older`.
         upto = number - 1 if len(older) <= limit else older.pop() - 1
-        while older and older[-1] == upto:  # Those need no mention.
+        while older and older[-1] == upto:  # These need not be listed.
             older.pop()
             upto -= 1
         return credentials.Ticket(self._client_id, number, upto, tuple(older))
@@ -211,9 +211,9 @@ class Connection:
             raise errors.CourierUnavailableError(str(error)) from error
 
     def _join_program(self) -> None:
-        """Takes part in the program of the target, which may be launched after this was made.
+        """Joins the program of the target, which may be launched after this was made.
 
-        When it has ended, it may be launched again. The client of a node ends with the node.
+        After its end, that may be launched again. The client of a node ends with the node.
         """
         if isinstance(self._target, str):
             return
@@ -233,9 +233,9 @@ class Connection:
         self._follow_address()
 
     def _follow_address(self) -> None:
-        """Ends the link when the server's node publishes another address.
+        """Makes the link end when the server's node publishes another address.
 
-        A host that fell silent closes no connection: without this, calls that wait for its answer
+        A host that falls silent closes no connection: without this, calls that wait for its answer
         would wait until the connection's own checks fail.
         """
         if isinstance(self._target, str) or self.runtime is None:
@@ -250,7 +250,7 @@ class Connection:
 
 
 def _drop_moved(followers: weakref.WeakSet[Connection], address: str) -> bool:
-    """Ends the links to other addresses; returns True: the book goes on watching."""
+    """Ends the links to other addresses; returns True, so that the book keeps this watcher."""
     with _followers_lock:
         connections = list(followers)
     for connection in connections:
@@ -281,7 +281,7 @@ class Call:
         return self._connection.ticket(self._number)
 
     def close(self) -> None:
-        """Notes that nobody waits for the answer any more."""
+        """Ends the call: its answer is no longer awaited."""
         self._connection.close_call(self._number)
 
     def remaining(self) -> float | None:
@@ -297,20 +297,20 @@ class Call:
         return self._lost_at is not None
 
     def reconnected(self) -> None:
-        """Notes that the server was found again: it may go away again for as long."""
-        if not self._was_refused:  # A stranger at its address is found each time.
+        """Restarts the time for retries, because the server was found again."""
+        if not self._was_refused:  # Another process at its address would be found each time.
             self._lost_at = None
 
     def answered(self) -> None:
-        """Notes that the server has answered: from now on, it is not waited for without end."""
+        """Records that the server has answered: from now on, waits for it are limited."""
         self._connection.was_reached = True
 
     def failed(self, link: rpc_link.Link, error: Exception) -> None:
         """Returns if the call may be sent again, and raises its error if not.
 
         Args:
-          link: On which it failed.
-          error: gRPC's, ValueError of a closed link, or UnverifiedAnswerError.
+          link: The link on which it failed.
+          error: gRPC's error, the ValueError of a closed link, or UnverifiedAnswerError.
         """
         connection = self._connection
         code = error.code() if isinstance(error, grpc.RpcError) else None
@@ -371,7 +371,7 @@ class Call:
             return errors.CourierUnavailableError(f"{where} lost its connection")
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            # The first call may have had too little time left to find out.
+            # A first call may have had too little time left to reach a server that is there.
             before = "" if connection.was_reached else "; the server was not reached before"
             return errors.CourierDeadlineError(
                 f"{where} took longer than {connection.timeout:g} s{before}"

@@ -47,9 +47,9 @@ class Server:
         """Binds the port; serves nothing yet.
 
         Args:
-          name: Accepted for upstream's sake; clients need the address.
+          name: Accepted for compatibility with upstream; clients need the address.
           port: TCP port; None for a free one.
-          thread_pool_size: Number of calls that are handled at once.
+          thread_pool_size: Number of calls that are handled concurrently.
 
         Raises:
           ValueError: `thread_pool_size` is not positive.
@@ -85,11 +85,11 @@ class Server:
     BindHandler = Bind
 
     def Unbind(self, method_name: str) -> None:  # noqa: N802
-        """Serves the method no longer."""
+        """Stops serving the method."""
         self._server.unbind(method_name)
 
     def Start(self) -> None:  # noqa: N802
-        """Begins to serve.
+        """Starts to serve.
 
         Raises:
           ValueError: It was started before.

@@ -1,14 +1,14 @@
-"""Mutual authentication of remote calls: who may call, and whose answer is believed.
+"""Mutual authentication of remote calls: who may call, and whose answer is accepted.
 
-All nodes of a program share a secret, which never travels. Every request carries a signature in
-its metadata, which the server checks before it reads the request's body. Every answer carries one
-as well, which the client checks before it unpickles anything. A process that takes over the port
-of a dead node has no secret, so it learns none and its answers are not believed; the identity of
-the server is part of the signature, so that another node of the same program is not taken for the
-one that was called.
+All nodes of a program share a secret, which calls never contain. Every request carries a signature
+in its metadata, which the server checks before it reads the request's body. Every answer carries
+one as well, which the client checks before it unpickles anything. A process that takes over the
+port of a dead node does not have the secret and can't learn it, so its answers are rejected. The
+identity of the server is part of a request's signature, so that another node of the same program is
+not mistaken for the one that was called.
 
-This protects against processes that can open connections to a node. What travels between two
-machines is encrypted besides; see `certificates`.
+This protects against processes that can open connections to a node. Connections between machines
+are encrypted as well; see `certificates`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 SECRET_BYTES = 32
 CLIENT_ID_BYTES = 16
 
-# Both names end in -bin, as gRPC demands of binary metadata.
+# Both names end in -bin, as gRPC requires for binary metadata.
 _REQUEST_KEY = "launchpad-request-bin"
 _ANSWER_KEY = "launchpad-answer-bin"
 
 # Hexadecimal secret of processes that share no program, and of programs that they may call.
 SECRET_VARIABLE = "LAUNCHPAD_SECRET"
 
-# A ticket names at most this many open calls: more than a server handles at once, by default, and
-# less than gRPC takes in metadata.
+# A ticket names at most this many open calls: more than a server handles concurrently by default,
+# and fewer than gRPC accepts in metadata.
 MAX_OPEN_CALLS = 256
 
-# Client, sequence number of the call, the last of the numbers that are confirmed, and how many open
-# ones follow.
+# Client, sequence number of the call, the last number that is confirmed, and the number of open
+# calls that follow.
 _TICKET = struct.Struct(f"<{CLIENT_ID_BYTES}sQQH")
 _CALL = struct.Struct(f"<{CLIENT_ID_BYTES}sQ")
 _NUMBER_BYTES = 8
@@ -50,9 +50,9 @@ class Ticket(NamedTuple):
     Attributes:
       client_id: Random bytes of the client.
       number: Sequence number of the call, from 1.
-      num_answered: All calls of this client up to this number have their answer, but for
+      num_answered: All calls of this client up to this number have been answered, except
         `open_calls`.
-      open_calls: Numbers of calls up to there that still wait, at most MAX_OPEN_CALLS.
+      open_calls: Numbers of the calls up to `num_answered` that still wait, at most MAX_OPEN_CALLS.
     """
 
     client_id: bytes
@@ -66,7 +66,7 @@ def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[
 
     Args:
       secret: The secret of the program.
-      identity: The identity of the server that is meant; empty for any server of the program.
+      identity: The identity of the intended server; empty for any server of the program.
       ticket: The ticket of the call.
     """
     client_id, number, num_answered, open_calls = ticket
@@ -78,13 +78,13 @@ def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[
 
 
 def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> Ticket | None:
-    """Returns the ticket of a request, or None if its signature is not the program's.
+    """Returns the ticket of a request, or None if the request must be refused.
 
     Args:
       secret: The secret of the program.
-      identity: The identity of this server: a request that is meant for another one is refused.
-        Empty if the server is not that of a node.
-      metadata: Pairs of the request.
+      identity: The identity of this server: a request intended for another one is refused. Empty if
+        the server is not that of a node.
+      metadata: The metadata of the request, as pairs of key and value.
     """
     value = _value(metadata, _REQUEST_KEY)
     if len(value) < _TICKET.size:
@@ -103,21 +103,21 @@ def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> T
 
 
 def sign_answer(secret: bytes, ticket: Ticket, pickled: Any) -> tuple[tuple[str, bytes], ...]:
-    """Returns the trailing metadata of an answer, whose part that is unpickled is `pickled`."""
+    """Returns the trailing metadata of an answer; `pickled` is the part that gets unpickled."""
     return ((_ANSWER_KEY, _sign(secret, b"answer", _call(ticket), pickled)),)
 
 
 def is_answer_of(secret: bytes, ticket: Ticket, pickled: Any, metadata: Iterable[Any]) -> bool:
-    """Returns whether a process that knows the secret gave this answer to this call."""
+    """Returns whether a process that has the secret gave this answer to this call."""
     expected = _sign(secret, b"answer", _call(ticket), pickled)
     return hmac.compare_digest(_value(metadata, _ANSWER_KEY), expected)
 
 
 def of_user() -> bytes:
-    """Returns the secret of processes outside a program: servers and clients made by hand.
+    """Returns the secret of processes outside a program, for their servers and clients.
 
     It is LAUNCHPAD_SECRET, or the contents of a file that only this user can read, made at first
-    use; so two such processes of one user on one machine understand each other.
+    use; so two such processes of one user on one machine can call each other.
 
     Raises:
       ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits, or the file not 32 bytes.
@@ -133,7 +133,7 @@ def of_user() -> bytes:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(secrets.token_bytes(SECRET_BYTES))
             out.flush()
-            os.fsync(out.fileno())  # Else a crash of the machine could leave an empty file.
+            os.fsync(out.fileno())  # Otherwise a system crash could leave an empty file.
         try:
             os.link(new, file)  # Unlike a rename, it never replaces the file of another process.
         except FileExistsError:
@@ -153,7 +153,7 @@ def of_program() -> bytes:
     """Returns the secret of a new program.
 
     It is LAUNCHPAD_SECRET, so that nodes and processes outside the program that know it can call
-    each other; or a new one, which nobody else knows.
+    each other; if that is not set, it is a new random one.
 
     Raises:
       ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits.
@@ -179,7 +179,7 @@ def _of_environment() -> bytes | None:
 
 
 def _call(ticket: Ticket) -> bytes:
-    """The part of a ticket that is the same however often its call is sent."""
+    """Returns the part of a ticket that is the same each time its call is sent."""
     return _CALL.pack(ticket.client_id, ticket.number)
 
 

@@ -14,12 +14,12 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A host whose network falls silent closes no connection. These find out within ten seconds.
+    # A host whose network falls silent closes no connection. These detect it within ten seconds.
     ("grpc.keepalive_time_ms", 4000),
     ("grpc.keepalive_timeout_ms", 6000),
     ("grpc.http2.ping_timeout_ms", 6000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Links with equal options would share one connection, and one that is closed would not end.
+    # Otherwise links with equal options would share a connection, and closing one would not end it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 class UnverifiedAnswerError(Exception):
-    """The answer does not come from a process that knows the program's secret."""
+    """The answer does not come from a process that has the program's secret."""
 
 
 class Link:
@@ -39,13 +39,13 @@ class Link:
     """
 
     def __init__(self, address: str, secret: bytes, identity: bytes, compress: bool):
-        """Prepares; connects at the first call.
+        """Connects only at the first call.
 
         Args:
           address: "host:port".
           secret: The secret of the program.
-          identity: The identity of the server that is meant; empty for any server of the program.
-          compress: Whether requests and answers travel compressed.
+          identity: The identity of the intended server; empty for any server of the program.
+          compress: Whether requests and answers are compressed.
         """
         self.address = address
         self.was_ready = False
@@ -71,7 +71,7 @@ class Link:
         Raises:
           grpc.RpcError: the call failed.
           ValueError: the link is closed.
-          UnverifiedAnswerError: another process than the one that is meant has answered.
+          UnverifiedAnswerError: a process other than the intended one has answered.
         """
         answer, call = self._method.with_call(
             request, timeout=timeout, metadata=self._metadata(ticket)
@@ -86,7 +86,7 @@ class Link:
         """Returns the answer of a call that has ended.
 
         Raises:
-          UnverifiedAnswerError: another process than the one that is meant has answered.
+          UnverifiedAnswerError: a process other than the intended one has answered.
         """
         try:
             pickled = wire.pickled_part(answer, 1)

@@ -1,4 +1,4 @@
-"""Calls that return futures: none takes a thread of its own, however many there are."""
+"""Calls that return futures: they need no threads of their own, however many there are."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class _Entry:
 class PendingCalls:
     """Sends calls without waiting for them.
 
-    Calls whose server cannot be reached wait together for one thread, which sends them again when
-    it can, and fails those whose deadline has passed.
+    Calls whose server cannot be reached are queued for one thread, which sends them again when it
+    can, and fails those whose deadline has passed.
     """
 
     def __init__(self, owner: connection.Connection):
-        """Starts no thread.
+        """Starts no thread yet.
 
         Args:
-          owner: Finds the link to the server. Answers are unpacked as its client, in any thread.
+          owner: Finds the link to the server. Answers are unpacked with its runtime, in any thread.
         """
         self._connection = owner
         self._waiting: list[_Entry] = []
@@ -53,11 +53,11 @@ class PendingCalls:
     ) -> futures.Future[Any]:
         """Sends a call on `link`, or once there is one; returns the future of its result.
 
-        A future that is cancelled cancels the call: a handler that has not begun never runs.
+        Cancelling the future cancels the call: a handler that has not begun never runs.
 
         Args:
           call: What to send.
-          link: To the server, or None.
+          link: The link to the server, or None.
           unpack: Turns an encoded answer into the result of the call, or raises its exception.
         """
         entry = _Entry(call, unpack, futures.Future())
@@ -122,7 +122,7 @@ class PendingCalls:
         threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
 
     def _resend(self) -> None:
-        """Sends what waits, until nothing does."""
+        """Sends the waiting calls until there are none."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -131,7 +131,7 @@ class PendingCalls:
             try:
                 link = self._connection.find_link(_ROUND_SECS)
                 failure = None
-            except Exception as error:  # Such as a program that is stopping.
+            except Exception as error:  # For example, the program is stopping.
                 link, failure = None, error
             is_ready = link is not None and link.is_ready(_ROUND_SECS)
             with self._lock:
@@ -166,6 +166,6 @@ class PendingCalls:
 
 
 def _tell_of_cancel(done: futures.Future[Any]) -> None:
-    """Wakes whoever waits for several futures: what cancels one wakes waiters for it alone."""
+    """Wakes waits for several futures: `cancel()` itself wakes only waits for this future."""
     if done.cancelled():
         done.set_running_or_notify_cancel()

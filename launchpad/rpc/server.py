@@ -20,16 +20,16 @@ CALL_PATH = "/launchpad.Courier/Call"
 METHODS = "\0methods"  # Lists the methods; not a Python name, so no method can have it.
 
 COMPRESSION = grpc.Compression.Gzip
-# In the metadata of a request whose answer is to be compressed: gRPC tells a handler nothing of how
-# its request was.
+# In the metadata of a request whose answer is to be compressed: gRPC does not tell a handler
+# whether its request was.
 COMPRESS = ("launchpad-compress", "1")
 
-# Handlers may block, for example in a long poll: this many at once.
+# Number of concurrent handlers, which may block, for example in a long poll.
 DEFAULT_THREAD_POOL_SIZE = 128
 
 _OPTIONS = (
-    ("grpc.so_reuseport", 0),  # Else two servers can share a port in silence.
-    # Clients ask every four seconds whether the connection lives, during calls and between them.
+    ("grpc.so_reuseport", 0),  # Otherwise two servers could silently share a port.
+    # These permit the clients' keepalive pings, every four seconds, during calls and between them.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -56,14 +56,14 @@ class MethodServer:
         """Binds the port.
 
         Args:
-          secret: The secret of the program; a call that is not signed with it is refused before it
-            is read.
+          secret: The secret of the program; a call that is not signed with it is refused before its
+            body is read.
           host: IP address to bind.
           port: Port to bind; 0 or None for any free one.
-          thread_pool_size: Number of calls that are handled at once.
+          thread_pool_size: Number of calls that are handled concurrently.
           runtime: Current runtime while a method runs.
-          identity: The identity of the node that is served: calls that are meant for another one
-            are refused.
+          identity: The identity of the node that is served: calls intended for another one are
+            refused.
 
         Raises:
           ValueError: `thread_pool_size` is not positive.
@@ -102,20 +102,20 @@ class MethodServer:
             self.bind(name, method)
 
     def bind_forward(self, forward: Callable[[bytes], bytes]) -> None:
-        """Answers calls of unbound names by `forward`: a whole request to a whole answer."""
+        """Answers calls of unbound names with `forward`: encoded request to encoded answer."""
         self._forward = forward
 
     def start(self) -> None:
-        """Begins to serve."""
+        """Starts to serve."""
         self._server.start()
 
     def stop(self, grace_secs: float = 0.5) -> None:
-        """Refuses new calls at once, and ends running ones after `grace_secs`."""
+        """Refuses new calls immediately, and ends running ones after `grace_secs`."""
         self._server.stop(grace_secs).wait(grace_secs + 1.0)
         self._pool.shutdown()
 
     def unbind(self, name: str) -> None:
-        """Serves method `name` no longer; does nothing if it is not served."""
+        """Stops serving method `name`; does nothing if it is not served."""
         self._methods.pop(name, None)
 
     # Upstream's names, for objects that take over their server in `set_courier_server()`.
@@ -126,14 +126,14 @@ class MethodServer:
     Stop = stop
 
     def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
-        """Accepted for upstream's sake: the supervisor watches processes, not a health flag."""
+        """Does nothing: the supervisor watches processes, not upstream's health flag."""
 
     def Join(self) -> None:  # noqa: N802
         """Returns when the server has stopped."""
         self._server.wait_for_termination()
 
     def _handler(self, metadata: Any) -> grpc.RpcMethodHandler:
-        """Returns what handles a call with these metadata. Nothing of its body was read yet."""
+        """Returns the handler of a call with this metadata, before its body is read."""
         ticket = credentials.verify_request(self._secret, self._identity, metadata)
         if ticket is None:
             return grpc.stream_unary_rpc_method_handler(_refuse)

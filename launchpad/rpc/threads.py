@@ -12,16 +12,16 @@ from typing import Any
 class DaemonExecutor(futures.Executor):
     """A thread pool of daemon threads, started as they are needed.
 
-    The standard pool joins its threads at interpreter exit, so one handler that waits for ever
-    would keep a finished program alive; and it refuses work once the exit has begun, when a program
-    that is awaited at exit still needs it.
+    The standard pool joins its threads at interpreter exit, so one handler that waits forever would
+    keep a finished program alive; and it refuses work once the exit has begun, when a program that
+    is awaited at exit still needs it.
     """
 
     def __init__(self, max_workers: int, name: str):
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._max_workers = max_workers
         self._name = name
-        # One entry per idle thread. Unlike a semaphore, which is Python code, it costs nothing.
+        # One entry per idle thread. It is cheaper than a semaphore, which is Python code.
         self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_threads = 0
         self._lock = threading.Lock()

@@ -1,13 +1,13 @@
 """The format of requests and answers.
 
 A message is a small header, a pickle (protocol 5), and the large buffers of the pickled arrays,
-which are copied once, into the message, and used where they arrive. Arrays arrive writable.
+which are copied once, into the message, and used in place by the receiver, as writable arrays.
 
     header   status (answers only, 1 byte), sizes, method name
     pickle   the arguments or the result, without the large buffers
-    buffers  each at a multiple of 16 bytes, where the processor wants arrays to begin
+    buffers  each at a multiple of 16 bytes, the alignment that the processor prefers for arrays
 
-Who sent a message is established before it is unpickled, from the call's metadata
+The sender of a message is verified before the message is unpickled, from the call's metadata
 (`launchpad.rpc.credentials`).
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from launchpad.pickles import by_value
 
-# Below this many bytes an array travels inside the pickle: a buffer of its own costs more.
+# Smaller arrays, in bytes, are sent inside the pickle: a buffer of their own costs more.
 _LARGE_BUFFER_BYTES = 16 * 1024
 
 # The data of a bytes object begins at a multiple of this, and so do its buffers then.
@@ -68,7 +68,7 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
 
     try:
         payload = pickle.dumps(value, protocol=5, buffer_callback=keep_inside)
-        # What lives in the main script can't be imported by name in another process.
+        # What is defined in the main script can't be imported by name in another process.
         if b"__main__" not in payload:
             return payload
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -85,7 +85,7 @@ def method_of(message: bytes) -> str:
 
 
 def pickled_part(message: bytes, prefix_bytes: int) -> memoryview:
-    """Returns the message up to the end of its pickle: all that can run code when it is decoded.
+    """Returns the message up to the end of its pickle: all of it that can run code when decoded.
 
     Raises:
       ValueError: the message is too short for its header.
@@ -122,7 +122,7 @@ def _padded(size: int) -> int:
 
 
 def _writable(message: bytes) -> memoryview:
-    """Returns a writable view of a received message, which nobody else knows.
+    """Returns a writable view of a received message, to which nothing else refers.
 
     Arrays made from a plain view of `bytes` would be read-only; copying large ones takes as long
     as receiving them. The message was allocated for this call alone and is not used as `bytes`
