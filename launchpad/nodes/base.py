@@ -14,7 +14,7 @@ from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
 from rl_replicator.processes import restarts
 
-# The shortest silence by which a process can be told to be frozen, in seconds.
+# The shortest silence after which a process can be considered frozen, in seconds.
 _FROZEN_SECS = 5 * lp_runtime.HEARTBEAT_SECS
 
 ClientType = TypeVar("ClientType")
@@ -162,7 +162,7 @@ class Node(abc.ABC, Generic[HandleType]):
 
 
 def extract_handles(tree: Any) -> list[Handle[Any]]:
-    """Returns the handles in `tree`, those inside `Deferred` arguments included."""
+    """Returns the handles in `tree`, including those inside `Deferred` arguments."""
     found: list[Handle[Any]] = []
 
     def visit(leaf: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Leaves of these types stand for themselves: passing over them, a list of a million is quick.
+# Leaves of these types stand for themselves: skipping them makes a list of a million fast.
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -24,7 +24,7 @@ class Dereferenceable(abc.ABC, Generic[T]):
 
 
 class Deferred(Dereferenceable[T]):
-    """Delays `constructor(*args, **kwargs)` until the node starts: for what does not pickle."""
+    """Delays `constructor(*args, **kwargs)` until the node starts; for unpicklable objects."""
 
     def __init__(self, constructor: Callable[..., T], *args: Any, **kwargs: Any):
         self._constructor = constructor
@@ -41,7 +41,7 @@ class Deferred(Dereferenceable[T]):
         return self._construct({})
 
     def _construct(self, made: dict[Deferred[Any], Any]) -> T:
-        """Like `dereference`, with the objects that are made already: each is made once."""
+        """Like `dereference`, but reuses the objects in `made`: each is made once."""
         if self not in made:
             args, kwargs = _dereference_tree((self._args, self._kwargs), made)
             made[self] = self._constructor(*args, **kwargs)
@@ -51,7 +51,7 @@ class Deferred(Dereferenceable[T]):
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `function` to the leaves of mappings, lists, tuples, dataclasses, attrs and partials.
 
-    A `Dereferenceable` is a leaf, whatever it is else. Numbers, strings and None in such containers
+    A `Dereferenceable` is a leaf, whatever else it is. Numbers, strings and None in such containers
     are left as they are.
 
     A container in which nothing changes is returned as it is, not as a copy, so that objects keep
@@ -61,7 +61,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _map(function: Callable[[Any], Any], tree: Any, parents: tuple[int, ...]) -> Any:
-    if id(tree) in parents:  # A structure that holds itself.
+    if id(tree) in parents:  # A structure that contains itself.
         return tree
     if isinstance(tree, Dereferenceable):
         return function(tree)
@@ -123,7 +123,7 @@ def maybe_dereference(value: Any) -> Any:
 def dereference_tree(tree: Any) -> Any:
     """Replaces every handle and `Deferred` in `tree` by what it stands for.
 
-    A `Deferred` that is found several times, also in the arguments of others, is one object.
+    A `Deferred` that occurs several times, also in the arguments of others, becomes one object.
     """
     return _dereference_tree(tree, {})
 

@@ -1,4 +1,4 @@
-"""A thread that runs a node, and how its end is told."""
+"""A thread that runs a node and reports its end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from launchpad.nodes import base
 _POLL_SECS = 0.001
 _STILL_SECS = 1.0
 _GC_LOCK = threading.Lock()
-# Python code that takes or gives back a lock. `wait` is not among it: it takes the lock again
-# whatever ends it.
+# Python code that acquires or releases a lock. `wait` is not included: it acquires the lock again
+# however it ends.
 _OF_LOCKS = frozenset(
     [
         *(
@@ -37,12 +37,12 @@ _OF_LOCKS = frozenset(
         logging._releaseLock.__code__,  # type: ignore[attr-defined]
     ]
 )
-# So does most of this module, around the code of the modules that are imported.
+# Most of this module also acquires or releases locks, around the code of the imported modules.
 _OF_IMPORTS = "importlib._bootstrap"
 
 
 class NodeThread(threading.Thread):
-    """A daemon thread that runs a node, can be interrupted, and always tells its end."""
+    """A daemon thread that runs a node, can be interrupted, and always reports its end."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class NodeThread(threading.Thread):
     def interrupt(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Raises SystemExit in the node's code as soon as it executes Python again.
 
-        If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
+        If the node is starting a thread, this waits until that thread runs: before, CPython 3.11
         gives both the same identity, and the exception may end the new thread, for which the node
-        would then wait for ever. If the node is acquiring or releasing the lock of a condition, of
-        `logging` or of an import, which Python code does, this waits as well: the lock would stay
-        acquired. gRPC's compiled code acquires and releases conditions, too; there, the exception
-        would strike at the beginning of `__exit__`. So this waits until the node leaves gRPC, or
-        has stood at one place there for a second: then it waits for an answer, and acquires no lock
-        before the exception strikes.
+        would then wait forever. If the node is acquiring or releasing the lock of a condition, of
+        `logging` or of an import, which is done by Python code, this waits as well: the lock would
+        stay acquired. gRPC's compiled code acquires and releases conditions, too; there, the
+        exception would be raised at the beginning of `__exit__`. So this waits until the node
+        leaves gRPC, or has been at one place there for a second: then it is waiting for an answer,
+        and acquires no lock before the exception is raised.
 
         Args:
-          is_wanted: Whether to interrupt what the node does now. It may end meanwhile by itself.
+          is_wanted: Whether to interrupt what the node does now; that may end by itself meanwhile.
         """
         since = time.monotonic()
         place: tuple[types.FrameType | None, int] = (None, 0)
@@ -83,7 +83,7 @@ class NodeThread(threading.Thread):
                 lasti = frame.f_lasti if frame else 0
                 if (frame, lasti) != place:
                     since, place = time.monotonic(), (frame, lasti)
-                # After the look: if this changes afterwards, the node has left the place.
+                # Checked after the frame: if this changes later, the node has left its place.
                 if not is_wanted():
                     return
                 stands_still = time.monotonic() - since > _STILL_SECS
@@ -93,41 +93,41 @@ class NodeThread(threading.Thread):
             time.sleep(_POLL_SECS)
 
     def run(self) -> None:
-        """Runs the node, and reports its end whatever it was."""
+        """Runs the node, and reports its end, whatever the cause."""
         lp_runtime.set_thread_runtime(self._runtime)
         has_begun = False
         error = None
-        # An interrupt may also strike between the node's end and the closing of the gate.
+        # An interrupt may also arrive between the node's end and the closing of the gate.
         while self._is_open:
             try:
                 if not has_begun:
                     has_begun = True
                     self._node.execute()
                 self._close_gate()
-            except BaseException as raised:  # Whatever ends a node must be told.
+            except BaseException as raised:  # Whatever ends a node must be reported.
                 error = error or raised
         self._on_end(error)
 
     def _close_gate(self) -> None:
         with self._gate:
-            # One that is set and not raised yet.
+            # Clears an exception that is set but not raised yet.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), None)
             self._is_open = False
 
 
 def is_leaving(ident: int | None) -> bool:
-    """Whether a thread handles a SystemExit: in `finally`, `except` or `__exit__`."""
+    """Whether a thread is handling a SystemExit: in `finally`, `except` or `__exit__`."""
     with _without_gc():  # In early 3.11, a collection within this call may deadlock.
         _, error, _ = sys._current_exceptions().get(ident or 0, (None, None, None))
     while error is not None and not isinstance(error, SystemExit):
-        error = error.__context__  # It handles another one within.
+        error = error.__context__  # It handles another one inside.
     return error is not None
 
 
 def is_delicate(frame: types.FrameType | None) -> bool:
-    """Whether a thread is within `threading.Thread.start`, or takes or gives back a lock.
+    """Whether a thread is within `threading.Thread.start`, or is acquiring or releasing a lock.
 
-    Only locks of Python code: compiled code takes them and enters the `with` in one.
+    Only locks of Python code matter: compiled code acquires one and enters the `with` in one step.
     """
     if frame is not None and (
         frame.f_code in _OF_LOCKS or frame.f_globals.get("__name__") == _OF_IMPORTS
@@ -141,11 +141,11 @@ def is_delicate(frame: types.FrameType | None) -> bool:
 
 
 def _strike(ident: int, frame: types.FrameType, lasti: int) -> bool:
-    """Sets SystemExit in a thread if it stands at this place, and returns whether it does.
+    """Sets SystemExit in a thread if it is at this place, and returns whether it is.
 
-    Between a look and what follows from it the thread could go on, since this one may lose the
-    GIL between any two calls. So both are one call of compiled code, in which CPython gives the
-    GIL to no other thread as long as no garbage is collected.
+    Between the check and the call that depends on it, the thread could continue, since this thread
+    may lose the GIL between any two calls. So both are in one call of compiled code, in which
+    CPython gives the GIL to no other thread as long as no garbage is collected.
     """
     of_thread = map(operator.itemgetter(ident), map(operator.call, [sys._current_frames]))
     strike = functools.partial(
@@ -166,11 +166,11 @@ def _strike(ident: int, frame: types.FrameType, lasti: int) -> bool:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Within it, no garbage is collected, whose finalizers may give the GIL to another thread.
+    """Disables garbage collection, because finalizers may give the GIL to another thread.
 
     CPython 3.11 collects garbage while it creates the frame object that `f_back` returns. If the
-    other thread leaves the frame meanwhile, the object is made of what overwrote it: its `f_code`
-    was found missing in one of some 8,000 interrupts.
+    other thread leaves the frame meanwhile, the object is built from overwritten memory: in about
+    one of 8,000 interrupts, its `f_code` was missing.
     """
     with _GC_LOCK:
         is_enabled = gc.isenabled()
@@ -183,7 +183,7 @@ def _without_gc() -> Iterator[None]:
 
 
 def _is_in_grpc(frame: types.FrameType | None) -> bool:
-    """Whether a thread executes gRPC, or what this calls, and does not wait for a condition."""
+    """Whether a thread executes gRPC, or code that it calls, and does not wait for a condition."""
     if frame is not None and frame.f_code is threading.Condition.wait.__code__:
         return False
     while frame is not None:
@@ -199,11 +199,11 @@ def failure_of(
     """Returns the record of an exception that ended a node, or None if that is a normal end."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return None
-    # With a KeyboardInterrupt, work within the node may say that it was ended, such as a program.
+    # Work inside the node, such as a program, may report by KeyboardInterrupt that it was stopped.
     if isinstance(error, SystemExit | KeyboardInterrupt) and runtime.stop_event.is_set():
         return None
     record = errors.ExceptionRecord.of(error)
-    # Others are the node's own, such as those of a save on the way out.
+    # Other errors are the node's own, such as those of a last save.
     if runtime.was_interrupted and record.is_collateral:
         lp_runtime.logger.warning("%s: interrupted by the stop: %r", runtime.name, error)
         return None

@@ -17,7 +17,7 @@ from launchpad.nodes.python import node as python
 from launchpad.rpc import client as rpc_client
 from launchpad.rpc import wire
 
-# An answer that nobody has asked for during this many refreshes is forgotten.
+# An answer that was not requested during this many refreshes is dropped.
 _UNUSED_REFRESHES = 10
 
 
@@ -26,7 +26,7 @@ class _CacheEntry:
     """One call and its last answer.
 
     Attributes:
-      call: Of the server, while one is under way: all who need its answer wait for it.
+      call: The pending call to the server, or None; all requests for its answer wait for it.
       answer: The encoded answer; empty before the first.
       fetched_at: Monotonic time of the answer.
       asked_at: Monotonic time of the last request for it.
@@ -66,7 +66,7 @@ class Cacher:
         return call.result()
 
     def refresh(self) -> None:
-        """Repeats at the server the calls that clients made recently."""
+        """Sends the calls that clients made recently to the server again."""
         now = time.monotonic()
         with self._lock:
             unused_secs = _UNUSED_REFRESHES * max(
@@ -81,8 +81,8 @@ class Cacher:
                 self._ask(request, entry)
 
     def _ask(self, request: bytes, entry: _CacheEntry) -> futures.Future[bytes]:
-        """Returns the call of the server; the caller holds the lock, so that there is one."""
-        call = entry.call  # Read once: the thread of an answer resets it without the lock.
+        """Returns the pending call to the server, or starts one; the caller must hold the lock."""
+        call = entry.call  # Read once: the callback of an answer resets it without the lock.
         if call is not None:
             return call
         started = time.monotonic()
@@ -91,14 +91,14 @@ class Cacher:
         return call
 
     def _keep(self, entry: _CacheEntry, started: float, call: futures.Future[bytes]) -> None:
-        """Takes no lock: the thread may be any, also that which holds it."""
+        """Stores an answer; takes no lock, because its thread may be one that holds the lock."""
         error = call.exception()
         if error is None:
             answer = call.result()
-            if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.
+            if answer[:1] == wire.OK:  # An exception is passed on, but not cached.
                 entry.answer, entry.fetched_at = answer, started
         elif not self._runtime.stop_event.is_set():
-            # Old answers are good until they are stale; then callers see the error themselves.
+            # Old answers are valid until they are stale; then callers see the error themselves.
             lp_runtime.logger.warning("%s: not refreshed: %s", self._runtime.name, error)
         entry.call = None
 

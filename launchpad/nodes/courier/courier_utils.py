@@ -24,19 +24,19 @@ def batched_handler(
     timeout: datetime.timedelta | float = datetime.timedelta(milliseconds=200),
     pad_batch: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes one call of a function out of up to `batch_size` concurrent calls.
+    """Combines up to `batch_size` concurrent calls of a function into one call.
 
     Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
-    becomes a list, as do arrays of some calls beside something else of others. An argument that
-    some calls of a batch leave out has its default in their rows; one that all leave out is not
-    passed. The function returns a batch of results; each caller gets one row. Methods are wrapped
-    in the constructor, where `self` is bound:
+    becomes a list, as does an argument that is an array in some calls only. An argument that some
+    calls of a batch omit has its default in their rows; one that all omit is not passed. The
+    function returns a batch of results; each caller gets one row. Methods are wrapped in the
+    constructor, where `self` is bound:
 
         self.compute = lp.batched_handler(batch_size=8)(self.compute)
 
     Args:
-      batch_size: Calls that are handled together, at most.
-      max_parallelism: Batches that are handled at the same time.
+      batch_size: Largest number of calls in a batch.
+      max_parallelism: Number of batches that are handled concurrently.
       timeout: How long the first call of a batch waits for others; a number is in seconds.
       pad_batch: True to fill an incomplete batch with copies of its last call.
 
@@ -130,14 +130,14 @@ class _Batcher:
         if self._pad_batch:
             arguments += [arguments[-1]] * (self._batch_size - len(arguments))
         args, kwargs = _batch(arguments)
-        # The calls of a batch come to one object, and so from one node's server.
+        # All calls of a batch are calls of one object, and so come from one node's server.
         lp_runtime.set_thread_runtime(calls[0].runtime)
         results = self._function(*args, **kwargs)
         return [_row(results, i, len(arguments)) for i in range(len(calls))]
 
 
 def _alike(calls: Sequence[inspect.BoundArguments]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Writes calls, which callers may write in many ways, in the same way.
+    """Makes the calls of a batch pass the same arguments in the same way.
 
     Returns:
       The positional and the keyword arguments of each call.

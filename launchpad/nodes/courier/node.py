@@ -60,7 +60,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
           constructor: Makes the object, in the node.
           *args: Arguments of the constructor; handles among them become clients.
           courier_kwargs: Arguments of the server: `port`, `thread_pool_size`. If another process
-            has the port, the node fails with OSError; by default it takes a free one.
+            uses the port, the node fails with OSError; by default it takes a free one.
           courier_client_kwargs: Arguments of the clients: see CourierClient.
           **kwargs: Keyword arguments of the constructor.
         """
@@ -91,7 +91,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         server = make_server(runtime, self._address, self._courier_kwargs)
         takes_server = None
         try:
-            # The port is bound, so that nodes can look up each other's address while they are
+            # The port is already bound, so nodes can look up each other's addresses while they are
             # constructed. Calls wait until the server starts.
             runtime.publish(self._address.key, server.address)
             instance = self.construct_instance()
@@ -108,9 +108,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
                 server.stop()
 
     def _run_until_serving(self, runtime: lp_runtime.NodeRuntime, instance: WorkerType) -> None:
-        """Calls `run()`; whatever ends it, the node goes on serving others."""
+        """Calls `run()`; after its end or an interrupt, the node keeps serving others."""
         has_begun = False
-        # An interrupt may also strike when run() has returned by itself.
+        # An interrupt may also arrive when run() has returned by itself.
         while True:
             try:
                 if not has_begun:
@@ -168,7 +168,7 @@ def make_server(
     )
     before = runtime.book.get(address.key)
     if before is not None and not kwargs.get("port"):
-        # A restarted node goes back to its old port, where it is still free.
+        # A restarted node reuses its old port if that is still free.
         with contextlib.suppress(OSError):
             return make(**{**kwargs, "port": lp_address.get_port_from_address(before)})
     return make(**kwargs)

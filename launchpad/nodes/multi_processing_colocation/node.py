@@ -13,7 +13,7 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
     """Several nodes that are placed on one machine.
 
     `launch` replaces the colocation by its nodes, as members of the same group: on this machine
-    they are colocated anyway. With threads they are threads, as all nodes are.
+    they are colocated anyway. If the program runs as threads, they are threads like all nodes.
     """
 
     def __init__(self, nodes: Sequence[python.PyNode], num_retries_on_failure: int = 0):
@@ -21,7 +21,7 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
 
         Args:
           nodes: What to run.
-          num_retries_on_failure: Times that each node is started again when it fails.
+          num_retries_on_failure: How often each node is restarted when it fails.
         """
         super().__init__(self.execute)
         self._nodes: list[python.PyNode] = []

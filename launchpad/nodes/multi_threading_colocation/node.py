@@ -14,7 +14,7 @@ from launchpad.nodes import base, node_thread
 from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 from launchpad.nodes.python import node as python
 
-# Nodes that are ended because one of them has ended get this long, in seconds. While the program
+# Nodes that must end because one of them has ended have this long, in seconds. While the program
 # stops, the supervisor has a deadline for all of them.
 _PARTS_SECS = 10.0
 _POLL_SECS = 0.2
@@ -47,7 +47,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
 
     @property
     def addresses(self) -> list[lp_address.Address]:
-        """Addresses that the nodes serve; each goes on belonging to its own node."""
+        """Addresses that the nodes serve; each still belongs to its own node."""
         return [*self._addresses, *(a for node in self._nodes for a in node.addresses)]
 
     @property
@@ -59,7 +59,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         """Adds a node and returns its handle.
 
         Raises:
-          ValueError: it is not a PyNode, stands for processes, or has a restart policy of its own.
+          ValueError: it is not a PyNode, is a MultiProcessingColocation, or has a restart policy.
         """
         if not isinstance(node, python.PyNode):
             raise ValueError("MultiThreadingColocation only works with PyNodes.")
@@ -79,10 +79,10 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         return node.create_handle()
 
     def execute(self) -> None:
-        """Returns when all nodes have ended.
+        """Runs all nodes, and returns when they have ended.
 
-        When one of them ends all, those that do not end are left behind after ten seconds: their
-        threads cannot be killed.
+        When one node ends all others, those that have not ended after ten seconds are left running:
+        their threads cannot be killed.
 
         Raises:
           Exception: what the first failed node raised, once the others have ended.
@@ -123,7 +123,7 @@ def _is_over(deadline: float | None) -> bool:
 
 
 class _States:
-    """Tells the supervisor one state for several nodes: the least advanced of theirs."""
+    """Reports one state for several nodes to the supervisor: the least advanced of theirs."""
 
     _ORDER = (
         lp_runtime.STARTING,
@@ -148,7 +148,7 @@ class _States:
             if least in (self._told, lp_runtime.STARTING):
                 return
             if self._told == lp_runtime.STARTING and self._has_run and least != lp_runtime.RUNNING:
-                # The supervisor must learn that this node had something to do of its own.
+                # The supervisor must learn that this node has had work of its own.
                 self._tell(lp_runtime.RUNNING)
             self._tell(least)
 

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-# What numeric libraries read when they are loaded.
+# Environment variables that numeric libraries read when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 

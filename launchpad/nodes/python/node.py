@@ -72,7 +72,7 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
         self._input_handles = base.extract_handles((self._args, self._kwargs))
 
     def disable_run(self) -> None:
-        """The object is constructed, but its `run()` is not called."""
+        """Makes the node construct the object without calling its `run()`."""
         self._should_run = False
 
     def enable_run(self) -> None:
@@ -105,7 +105,7 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
 
 
 def _set_state(state: str) -> None:
-    # A node may also be executed by hand in a test, with no program around it.
+    # A test may also execute a node directly, outside a program.
     runtime = lp_runtime.current()
     if runtime is not None:
         runtime.set_state(state)

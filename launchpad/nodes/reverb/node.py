@@ -33,12 +33,12 @@ class ReverbHandle(base.Handle["reverb.Client"]):
 
     @property
     def address_key(self) -> str:
-        """Key of the address, for the supervisor: a `reverb.Client` can't follow a move."""
+        """Key of the address, for the supervisor: a `reverb.Client` can't follow its changes."""
         return self._address.key
 
     def dereference(self) -> reverb.Client:
         """Returns a Reverb client of the server."""
-        import reverb  # Only nodes that use the tables pay for it, and for TensorFlow.
+        import reverb  # Here, so that only nodes that use the tables load it and TensorFlow.
 
         address = self._address.resolve()
         host, _, port = address.rpartition(":")
@@ -106,7 +106,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
             server.stop()
 
     def _start_server(self, runtime: lp_runtime.NodeRuntime) -> reverb.Server:
-        """Starts a server on a port that nobody else listens on.
+        """Starts a server on a port on which no other process listens.
 
         Reverb binds with SO_REUSEPORT: on a taken port it would start without an error, and
         clients would reach one server or the other. So the port is reserved first and checked

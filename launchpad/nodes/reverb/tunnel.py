@@ -1,9 +1,9 @@
-"""An encrypted way to a Reverb server on another machine, for the processes of its program only.
+"""An encrypted tunnel to a Reverb server on another machine, for the processes of its program only.
 
-Reverb's server has no password and no encryption. It is confined to the loopback interface of its
-machine. On the machine's own address, the tunnel listens at the same port, accepts connections that
-show the program's certificate, and passes them on. A client on another machine connects to a port
-of its own machine, from which the tunnel leads to the server.
+Reverb's server has no authentication and no encryption. It is confined to the loopback interface of
+its machine. At the machine's own address, the tunnel listens on the same port, accepts connections
+that present a certificate of the program, and forwards them. A client on another machine connects
+to a port of its own machine, from which the tunnel leads to the server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launchpad.rpc import certificates
 from rl_replicator.processes import ports
 
 LOOPBACK = "127.0.0.1"
-# Of one read: large samples pass in few pieces.
+# Size of one read: large samples pass in few pieces.
 _CHUNK_BYTES = 1 << 20
 _HANDSHAKE_SECS = 10.0
 
@@ -28,9 +28,9 @@ _Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 def serve(host: str, port: int, secret: bytes) -> None:
-    """Leads clients on other machines to a port that only this machine can connect to.
+    """Forwards clients on other machines to a port that only this machine can connect to.
 
-    It lasts until this process ends.
+    The tunnel lasts until this process ends.
 
     Args:
       host: IP address of this machine, not a loopback one.
@@ -41,7 +41,7 @@ def serve(host: str, port: int, secret: bytes) -> None:
       OSError: the port is taken.
     """
     listener = socket.socket()
-    # The confined server has the port as well, of another device: so all of its sockets say this.
+    # The confined server uses the same port on another device, so all of the sockets need these.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind((host, port))
@@ -53,8 +53,8 @@ def serve(host: str, port: int, secret: bytes) -> None:
 def connect(address: str, secret: bytes) -> str:
     """Returns the address of a port of this machine that leads to a server on another one.
 
-    It lasts until this process ends. Connections are made when a client makes them; one that cannot
-    be made is closed, and the client tries again.
+    The tunnel lasts until this process ends. It connects to the server when a client connects to
+    it; if that fails, it closes the client's connection, and the client tries again.
 
     Args:
       address: "host:port" at which `serve` listens.
@@ -106,7 +106,7 @@ async def _join(
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Passes bytes on between two connections until one of them ends; then closes both."""
+    """Forwards bytes between two connections until one of them ends; then closes both."""
     ways = [
         asyncio.ensure_future(_pass_on(near_reader, far_writer)),
         asyncio.ensure_future(_pass_on(far_reader, near_writer)),
