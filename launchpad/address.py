@@ -36,12 +36,11 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
 
 
 class Address:
-    """A placeholder for "host:port", bound late.
+    """A placeholder for a "host:port" that is known only at run time.
 
     A server binds its port first and then announces its address with `publish()`; all others wait
     in `resolve()`. A node that owns the address (`assign()`) and resolves it before it is published
-    gets a port that is reserved for it, for servers such as TensorFlow's, which need to be given a
-    port.
+    gets a port that is reserved for it, for servers such as TensorFlow's, which must be given one.
 
     Attributes:
       name: Name for messages, or None.
@@ -58,7 +57,7 @@ class Address:
         self._owner: Any = None
 
     def bind(self, address_builder: AbstractAddressBuilder) -> None:
-        """Fixes the address by hand, for tests of single nodes; a launch overrides it."""
+        """Sets the address manually, for tests of single nodes; a launch overrides it."""
         self._builder = address_builder
 
     def bind_to_launcher(self, launcher: lp_runtime.NodeRuntime) -> None:
@@ -67,7 +66,7 @@ class Address:
 
     @property
     def is_launched(self) -> bool:
-        """True while a program that this process has launched has a server for this address."""
+        """True while a running program of this process serves this address."""
         return lp_runtime.is_launcher(self._launcher)
 
     def assign(self, node: Any) -> None:
@@ -84,17 +83,17 @@ class Address:
         node._addresses.append(self)
 
     def runtime(self) -> lp_runtime.NodeRuntime | None:
-        """Returns the runtime through which this address is resolved here.
+        """Returns the runtime through which this process resolves this address.
 
-        It is one of the program that serves the address, whichever program the calling code belongs
-        to. An address that belongs to no node may be published in any program.
+        It belongs to the program that serves the address, whichever program the calling code
+        belongs to. An address without an owner may be published in any program.
         """
         owner = lp_runtime.owner_of(self.key)
         if owner is not None:
             return owner
         if self._launcher is not None and self._builder is None:  # The program has ended.
             return self._launcher
-        # A program of the launching process that is not launched yet is no other that runs there.
+        # If the owner's program is not launched yet, no other program of this process may stand in.
         return lp_runtime.current() if self._owner is None else lp_runtime.current_node()
 
     def resolve(self, timeout: float | None = None) -> str:
@@ -118,7 +117,7 @@ class Address:
         return runtime.resolve(self.key, self.name, timeout)
 
     def publish(self, address: str) -> None:
-        """Tells every node of the program where this address is: "host:port".
+        """Publishes this address, as "host:port", to every node of the program.
 
         Raises:
           RuntimeError: no program runs here.

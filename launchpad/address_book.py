@@ -1,4 +1,4 @@
-"""Where the servers of a program are, as far as it is known."""
+"""The addresses of a program's servers, as far as they are known."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class AddressBook:
     """Addresses published so far, by address key. Thread-safe.
 
     A stop raises SystemExit in threads of nodes, wherever they are. Python code that acquires a
-    lock, as that of `threading.Condition` does, may then leave it acquired, and the program would
-    never end. So threads wait on a `queue.SimpleQueue`, and there is no lock but a plain one.
+    lock, such as that of `threading.Condition`, may then leave it acquired, and the program would
+    never end. So threads wait on a `queue.SimpleQueue`, and the only lock is a plain one.
     """
 
     def __init__(self, entries: Mapping[str, str] | None = None):
@@ -22,7 +22,7 @@ class AddressBook:
         self._watchers: dict[str, list[Callable[[str], bool]]] = {}
 
     def publish(self, key: str, address: str) -> None:
-        """Records where `key` is now, and calls its watchers."""
+        """Records the current address of `key`, and calls its watchers."""
         with self._lock:
             self._entries[key] = address
             watchers = self._watchers.pop(key, [])

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def get_context() -> LaunchContext:
-    """Returns the launch context of the node that calls.
+    """Returns the launch context of the calling node.
 
     Raises:
       RuntimeError: outside a running program.

@@ -18,7 +18,7 @@ class LaunchpadError(RuntimeError):
 
 
 class ProgramStoppedError(LaunchpadError):
-    """A wait was given up because the program is stopping."""
+    """An operation was abandoned because the program is stopping or has ended."""
 
 
 class StatusNotOk(LaunchpadError):  # noqa: N818 - upstream's name
@@ -38,7 +38,7 @@ class CourierDeadlineError(CourierError, TimeoutError):
 
 
 class CourierAuthenticationError(CourierError):
-    """The server has another secret, such as that of another program, and rejects the call."""
+    """Client and server have different secrets, such as those of different programs."""
 
 
 class RemoteError(CourierError):
@@ -65,7 +65,7 @@ class ExceptionRecord:
       message: `str()` of the exception.
       traceback_text: The formatted traceback, with causes.
       module: Module of the exception's class.
-      pickled: The exception itself, or None where it does not pickle.
+      pickled: The exception itself, or None if it does not pickle.
       is_collateral: True if it was caused by the loss of a peer, not by this code.
       stuck_secs: Seconds before the failure in which the node made no progress.
     """
@@ -111,7 +111,7 @@ class ExceptionRecord:
         return f"\n{self.traceback_text.rstrip()}" if self.traceback_text else ""
 
     def rebuild(self) -> BaseException | None:
-        """Returns the exception, or None where that is impossible.
+        """Returns the exception, or None if that is impossible.
 
         Only classes whose top-level package is already imported here are rebuilt: an error of
         TensorFlow must not import TensorFlow into a process that does not use it.
@@ -142,26 +142,26 @@ def _dumps(error: BaseException) -> bytes:
     """Pickles an exception so that it loads, with its messages if that is possible.
 
     Raises:
-      Exception: it does not load.
+      Exception: it can't be pickled and loaded again.
     """
     messages = _messages(error)
-    with contextlib.suppress(Exception):  # Exceptions with own __init__ often dump and do not load.
+    with contextlib.suppress(Exception):  # Those with their own __init__ often do not load.
         pickled = by_value.dumps(error)
         if _messages(pickle.loads(pickled)) == messages:
             return pickled
-    # Its __init__ takes other arguments, or makes the message out of one.
+    # Its __init__ takes other arguments, or builds the message from one.
     with contextlib.suppress(Exception):
         file = io.BytesIO()
         _Pickler(file).dump(error)
         if _messages(pickle.loads(file.getvalue())) == messages:
             return file.getvalue()
-    pickled = by_value.dumps(error)  # Without its messages is better than not at all.
+    pickled = by_value.dumps(error)  # An exception without messages is better than none.
     pickle.loads(pickled)
     return pickled
 
 
 class _Pickler(by_value.Pickler):
-    """Exceptions load by the `__init__` of their built-in base and not by their own."""
+    """Makes exceptions load through the `__init__` of their built-in base, not their own."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, BaseException):
@@ -184,7 +184,7 @@ def _restore(
     return error
 
 
-# `ExceptionRecord.type_name` of a process that ended without telling why.
+# `ExceptionRecord.type_name` of a process that ended without reporting why.
 PROCESS_DIED = "ProcessDied"
 
 

@@ -39,7 +39,8 @@ def parse_if_needed() -> None:
     """Parses the command line's known flags, for programs that don't use absl's app.run().
 
     Raises:
-      absl.flags.Error: a flag has a wrong value, or is missing; not one of absl itself.
+      absl.flags.Error: a flag has an invalid value, or is missing; for absl's own flags, a warning
+        is logged instead.
     """
     if FLAGS.is_parsed():
         return
@@ -51,17 +52,17 @@ def parse_if_needed() -> None:
     try:
         FLAGS(others, known_only=True)
     except flags.Error as error:
-        # Words of a script that does not use absl, such as a `-v`, which absl.logging defines too.
+        # An option of a script that does not use absl, such as `-v`, which absl.logging also has.
         FLAGS.mark_as_parsed()
         _logger.warning("flags of absl itself are not read from this command line: %s", error)
 
 
 def cluster_address() -> str | None:
-    """Returns the flag's value, or its default where no flags are parsed."""
+    """Returns the flag's value, or its default if no flags are parsed."""
     return CLUSTER_ADDRESS.value if FLAGS.is_parsed() else CLUSTER_ADDRESS.default
 
 
 def termination_notice_secs() -> int:
-    """Returns the flag's value, or its default where no flags are parsed."""
+    """Returns the flag's value, or its default if no flags are parsed."""
     holder = FLAGS["lp_termination_notice_secs"]
     return int(holder.value if FLAGS.is_parsed() else holder.default)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Launch types, and what a node may know of the launch that it belongs to."""
+"""Launch types, and a node's information about its launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LaunchType(enum.Enum):
 
     LOCAL_MULTI_THREADING = "local_mt"  # Every node is a thread of this process.
     LOCAL_MULTI_PROCESSING = "local_mp"  # Every node is a process of this machine.
-    TEST_MULTI_THREADING = "test_mt"  # Threads; signals and interpreter exit are left alone.
+    TEST_MULTI_THREADING = "test_mt"  # Threads; signals are not handled, exit stops the program.
     TEST_MULTI_PROCESSING = "test_mp"  # Processes; likewise.
     LOCAL_DOCKER = "local_docker"  # Upstream's name; refused by `launch`.
     VERTEX_AI = "vertex_ai"  # Upstream's name; refused by `launch`.
@@ -24,17 +24,17 @@ _TEST = (LaunchType.TEST_MULTI_THREADING, LaunchType.TEST_MULTI_PROCESSING)
 
 
 def is_local_launch(launch_type: LaunchType | str) -> bool:
-    """True for threads and processes of this machine, without the test types."""
+    """True for threads and processes of this machine, excluding the test types."""
     return LaunchType(launch_type) in _LOCAL
 
 
 def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
-    """True for threads and processes of this machine, with the test types."""
+    """True for threads and processes of this machine, including the test types."""
     return LaunchType(launch_type) in _LOCAL + _TEST
 
 
 class LaunchContext:
-    """What a node's code may ask about its launch; filled in when the node starts.
+    """Information for a node's code about its launch; created when the node starts.
 
     Attributes:
       launch_type: How the program was launched.

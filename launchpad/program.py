@@ -65,8 +65,8 @@ class Program:
         """Adds `node` and returns a handle to it, to be passed to other nodes.
 
         Args:
-          node: The node. One that serves an address may be added once; others run as often as they
-            are added.
+          node: The node. One that serves an address may be added only once; others run once for
+            each time that they are added.
           label: Its group; needed outside a `group()` block.
 
         Raises:

@@ -2,8 +2,8 @@
 
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
-process, then the program launched last from this process. A thread that a node has started has no
-runtime of its own: where several programs run, `unambiguous()` refuses it.
+process, then the program launched last from this process. A thread started by a node has no runtime
+of its own: if several programs run, `unambiguous()` raises an error in it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rl_replicator.processes import ports
 
 logger = logging.getLogger("launchpad")
 
-# A wait that lasts tells its reason this often, in seconds.
+# Interval at which a long wait logs its reason, in seconds.
 WAIT_MESSAGE_SECS = 10.0
 
-# A node's process shows that it is not frozen this often, in seconds.
+# Interval of the heartbeats by which a node's process shows that it is not frozen, in seconds.
 HEARTBEAT_SECS = 2.0
 
-# A node that called lp.stop() itself is interrupted this much later, in seconds.
+# Delay before a node that called lp.stop() itself is interrupted, in seconds.
 _OWN_STOP_SECS = 1.0
 _INTERRUPT_AGAIN_SECS = 2.0
 
@@ -41,7 +41,7 @@ class ProgramInfo:
 
     Attributes:
       program_id: Unique per launch.
-      secret: Shared by all nodes; signs their calls and answers, and never travels.
+      secret: Shared by all nodes; signs their calls and answers, and is never sent with them.
       launch_type: How the program was launched.
       host: IP address that servers bind to and are reached at.
       owners: Address key -> "label/index" of the node that owns it, for messages.
@@ -56,17 +56,17 @@ class ProgramInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """How a runtime reaches its engine.
+    """How a runtime communicates with its engine.
 
     Attributes:
-      publish: (address key, address): tell all nodes.
-      set_state: (state): tell the supervisor what the node does.
-      request_stop: () -> None: ask for the end of the whole program.
-      interrupt: () -> None: raise SystemExit in the node's main thread; not in a node that is no
-        longer active once it is possible.
-      is_leaving: () -> bool: whether the node's main thread handles a SystemExit.
+      publish: (address key, address): announce the address to all nodes.
+      set_state: (state): report the node's state to the supervisor.
+      request_stop: () -> None: request that the whole program stops.
+      interrupt: () -> None: raise SystemExit in the node's main thread, unless the node is no
+        longer active when that becomes possible.
+      is_leaving: () -> bool: whether the node's main thread is handling a SystemExit.
       give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
-      tell_failure: (error) -> None: tell the supervisor with what the node is about to fail.
+      tell_failure: (error) -> None: report the error with which the node is about to fail.
     """
 
     publish: Callable[[str, str], object]
@@ -78,7 +78,7 @@ class Callbacks:
     tell_failure: Callable[[BaseException], object]
 
 
-# States of a node, in order. A node in PASSIVE states does nothing on its own account.
+# States of a node, in order. A node in a PASSIVE state has no work of its own to do.
 STARTING, RUNNING, SERVING, FINISHED, ENDED = "starting", "running", "serving", "finished", "ended"
 PASSIVE = (SERVING, FINISHED, ENDED)
 
@@ -87,10 +87,10 @@ class NodeRuntime:
     """One node's view of its program.
 
     Attributes:
-      is_node: False for that of the launching process.
+      is_node: False for the runtime of the launching process.
       ready_event: Set when all nodes of the program have been constructed.
-      stop_event: Set when the program stops: leave `run()`.
-      release_event: Set when nobody needs this node's server any more: stop serving.
+      stop_event: Set when the program stops: the node should leave `run()`.
+      release_event: Set when this node's server is no longer needed: it should stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
       published_keys: Keys of the addresses that this incarnation of the node has published.
     """
@@ -121,7 +121,7 @@ class NodeRuntime:
         self._is_stop_aware = False
         self._called_stop = False
         self._handlers: list[Callable[[], Any]] = []
-        # Those that this node launched: what stops them, and their ends.
+        # The programs launched by this node: a function that stops each, and the event of its end.
         self._programs: list[tuple[Callable[[], Any], threading.Event]] = []
         self._lock = threading.RLock()
         self._placeholders: list[socket.socket] = []
@@ -133,58 +133,60 @@ class NodeRuntime:
         return f"{self.label}/{self.index}"
 
     def set_state(self, state: str) -> None:
-        """Records what the node does now, and tells the supervisor."""
+        """Records the node's state and reports it to the supervisor."""
         self._state = state
         self._callbacks.set_state(state)
 
     @property
     def is_active(self) -> bool:
-        """False once the node has ended, or only serves others: then nothing interrupts it."""
+        """False once the node has ended or only serves others; then it is not interrupted."""
         return self._state not in PASSIVE
 
     def mark_ended(self) -> None:
-        """Notes that the node's code has ended; the engine tells the supervisor why."""
+        """Marks the node's code as ended; the engine reports the reason to the supervisor."""
         self._state = ENDED
 
     # -- stopping ---------------------------------------------------------------------------------
 
     def mark_stop_aware(self) -> None:
-        """Notes that the node's code looks after stopping itself, so it is not interrupted."""
+        """Marks the node as one that stops by itself, so that it is not interrupted."""
         self._is_stop_aware = True
 
     def stop(self, mark_as_completed: bool = False) -> None:
-        """Asks for the end of the whole program; returns at once."""
+        """Requests that the whole program stops; returns immediately."""
         del mark_as_completed  # Upstream's argument; it means nothing outside its cluster.
         self._called_stop = True
         self._callbacks.request_stop()
 
     def give_up(self, error: Exception, stuck_secs: float) -> None:
-        """Ends this node, although its code does not return; see `make_node_killer`."""
-        if not self.stop_event.is_set():  # The end of a program has deadlines of its own.
+        """Ends this node, whose code is stuck; see `make_node_killer`."""
+        if not self.stop_event.is_set():  # A shutdown has deadlines of its own.
             self._callbacks.give_up(error, stuck_secs)
 
     def tell_failure(self, error: BaseException) -> None:
-        """Tells of a failure with which this node ends, before it has ended."""
+        """Reports the failure with which this node is about to end."""
         self._callbacks.tell_failure(error)
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
-        """Calls `handler` when the program stops; at once if it is stopping already."""
+        """Calls `handler` when the program stops; immediately if it is already stopping."""
         self.mark_stop_aware()
         self._add_handler(handler)
 
     def add_program(self, stop: Callable[[], Any], ended: threading.Event) -> None:
-        """Stops a program that this node has launched with its own, before it is interrupted.
+        """Makes a program that this node has launched stop together with the node's own program.
+
+        The node is not interrupted before the launched program has ended.
 
         Args:
-          stop: Asks for the end of that program.
-          ended: Is set when that program has ended.
+          stop: Requests that the launched program stops.
+          ended: Set when the launched program has ended.
         """
         with self._lock:  # Another thread of the node may launch a program, too.
             self._programs = [*self._running_programs(), (stop, ended)]
         self._add_handler(stop)
 
     def stop_programs(self) -> None:
-        """Stops the programs that this node has launched: it has failed, and they are nobody's."""
+        """Stops the programs launched by this node, which has failed or is being killed."""
         for part in self._parts:
             part.stop_programs()
         for stop, _ in self._running_programs():
@@ -201,7 +203,7 @@ class NodeRuntime:
         handler()
 
     def remove_stop_handler(self, handler: Callable[[], Any]) -> None:
-        """Takes back what `add_stop_handler` has added."""
+        """Removes a handler added by `add_stop_handler`; does nothing if there is none."""
         with self._lock:
             if handler in self._handlers:
                 self._handlers.remove(handler)
@@ -209,7 +211,7 @@ class NodeRuntime:
     def notify_stop(self) -> None:
         """Called by the engine once when the program stops, in a thread of its own.
 
-        Runs the stop handlers; interrupts a node that does not look after stopping itself.
+        Runs the stop handlers, then interrupts a node that does not stop by itself.
         """
         with self._lock:
             if self.stop_event.is_set():
@@ -222,7 +224,7 @@ class NodeRuntime:
         for handler in handlers:
             try:
                 handler()
-            except SystemExit:  # The other handlers run all the same.
+            except SystemExit:  # The other handlers still run.
                 logger.debug("%s: a stop handler raised SystemExit", self.name)
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
@@ -230,15 +232,15 @@ class NodeRuntime:
             running = self._running_programs()
             for _, ended in running:
                 ended.wait()
-            # The node that asked for the end, or waits for that of its own program, gets a moment
-            # to leave by itself.
+            # A node that requested the stop, or was waiting for a program that it launched, gets a
+            # moment to leave by itself.
             self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)
 
     def _interrupt(self, delay_secs: float) -> None:
-        """Raises SystemExit in the node's main thread until it ends or only serves.
+        """Raises SystemExit in the node's main thread until the node ends or only serves.
 
-        Again, because Python drops exceptions in callbacks and finalizers; but not in a node that
-        handles the first one, and may be saving.
+        It is raised repeatedly because Python drops exceptions in callbacks and finalizers; but not
+        while the node is handling the first one, because it may be saving.
         """
         time.sleep(delay_secs)
         while self.is_active:
@@ -248,19 +250,19 @@ class NodeRuntime:
             time.sleep(_INTERRUPT_AGAIN_SECS)
 
     def notify_stop_in_thread(self) -> None:
-        """Like `notify_stop`, for a thread of its own: stop handlers see this runtime."""
+        """Like `notify_stop`, but first makes this runtime the current one of a new thread."""
         set_thread_runtime(self)
         self.notify_stop()
 
     def release(self) -> None:
-        """Called by the engine when nobody needs this node's server any more."""
-        # First: a part that is added meanwhile must see it. Released twice is as well.
+        """Called by the engine when this node's server is no longer needed."""
+        # Set first: a part that is added meanwhile must see it. Releasing a part twice is harmless.
         self.release_event.set()
         for part in self._parts:
             part.release()
 
     def add_part(self, part: NodeRuntime) -> None:
-        """Passes stop and release on to `part`, a node that runs inside this one."""
+        """Forwards stop and release to `part`, a node that runs inside this one."""
         self.mark_stop_aware()
         with self._lock:
             self._parts.append(part)
@@ -273,7 +275,7 @@ class NodeRuntime:
     # -- addresses --------------------------------------------------------------------------------
 
     def publish(self, key: str, address: str) -> None:
-        """Tells all nodes of the program that `key` is at `address` ("host:port")."""
+        """Publishes `address` ("host:port") as that of `key` to all nodes of the program."""
         self.published_keys.add(key)
         self.book.publish(key, address)
         self._callbacks.publish(key, address)
@@ -281,8 +283,8 @@ class NodeRuntime:
     def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
         """Returns the address of `key`, waiting until its owner has published it.
 
-        The owner itself never waits: it gets a port, which is published at once. That of the
-        incarnation before it is taken where it is one of this machine and still free.
+        The owner itself never waits: a port is reserved for it and published immediately. The port
+        of its previous incarnation is reused if it is on this machine and still free.
 
         Raises:
           ProgramStoppedError: the program is stopping and the address is not known.
@@ -326,20 +328,20 @@ class NodeRuntime:
         return self.reserve_port()
 
     def reserve_port(self, port: int = 0) -> int:
-        """Returns a port that is reserved for this node while it lives; see `ports.reserve`.
+        """Reserves a port for this node until `close()`, and returns it; see `ports.reserve`.
 
         Args:
           port: The port; 0 for any free one.
 
         Raises:
-          OSError: Somebody listens on the port.
+          OSError: The port is in use.
         """
         holder = ports.reserve(self.info.host, port)
         self._placeholders.append(holder)
         return holder.getsockname()[1]
 
     def close(self) -> None:
-        """Gives reserved ports back."""
+        """Releases the reserved ports."""
         for part in self._parts:
             part.close()
         while self._placeholders:
@@ -354,13 +356,13 @@ _launcher_runtimes: list[NodeRuntime] = []
 def current() -> NodeRuntime | None:
     """Returns the runtime of the calling code, or None outside a program."""
     found = getattr(_thread, "runtime", None) or _process_runtime
-    if found is None and (launchers := list(_launcher_runtimes)):  # Its end may remove the last.
+    if found is None and (launchers := list(_launcher_runtimes)):  # Programs may end meanwhile.
         found = launchers[-1]
     return found
 
 
 def owner_of(key: str) -> NodeRuntime | None:
-    """Returns the runtime, here, of the program with a node that serves address `key`, or None."""
+    """Returns this process's runtime of the program that serves address `key`, or None."""
     here = (getattr(_thread, "runtime", None), _process_runtime, *list(_launcher_runtimes))
     return next((found for found in here if found is not None and key in found.info.owners), None)
 
@@ -405,12 +407,12 @@ def current_node() -> NodeRuntime | None:
 
 
 def is_launcher(runtime: NodeRuntime | None) -> bool:
-    """Whether `runtime` is the launching process's own, of a program that runs."""
+    """Whether `runtime` is that of the launching process in a running program."""
     return runtime in _launcher_runtimes
 
 
 def set_thread_runtime(runtime: NodeRuntime | None) -> NodeRuntime | None:
-    """Makes `runtime` the current one of this thread; returns what was set before."""
+    """Makes `runtime` the current one of this thread; returns the previous one."""
     previous = getattr(_thread, "runtime", None)
     _thread.runtime = runtime
     return previous
@@ -428,6 +430,6 @@ def add_launcher_runtime(runtime: NodeRuntime) -> None:
 
 
 def remove_launcher_runtime(runtime: NodeRuntime) -> None:
-    """Takes back what `add_launcher_runtime` has done."""
+    """Undoes `add_launcher_runtime(runtime)`."""
     if runtime in _launcher_runtimes:
         _launcher_runtimes.remove(runtime)

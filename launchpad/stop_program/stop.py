@@ -6,7 +6,7 @@ from launchpad import runtime as lp_runtime
 
 
 def stop(mark_as_completed: bool = False) -> None:
-    """Asks for the end of the whole program, from any of its nodes; returns at once.
+    """Stops the whole program, from any of its nodes; returns immediately.
 
     Raises:
       RuntimeError: outside a running program.
