@@ -41,15 +41,15 @@ class StepAdder(Protocol):
         ...
 
     def add(self, action: Any, next_timestep: dm_env.TimeStep, extras: Any = ()) -> None:
-        """Adds an action, what it led to, and its extras."""
+        """Adds an action, the resulting time step, and the action's extras."""
         ...
 
     def finish(self, timeout: float) -> bool:
-        """Returns whether the table holds everything within so many seconds; waits for it."""
+        """Waits up to `timeout` seconds; returns whether the table holds everything by then."""
         ...
 
     def close(self) -> None:
-        """Ends the writing; what was not confirmed may be lost."""
+        """Stops writing; items that were not confirmed may be lost."""
         ...
 
 
@@ -75,9 +75,9 @@ class BatchActor(Protocol):
         ...
 
     def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None without one.
+        """Returns the name of a random operation that no checkpoint can continue; None if none.
 
-        Deterministic runs refuse it: `rl_replicator.step.random_ops`.
+        Deterministic runs reject it: `rl_replicator.step.random_ops`.
         """
         ...
 
@@ -87,15 +87,15 @@ class ExplorationContext:
     """The information that the exploration in one environment may use.
 
     Attributes:
-      random: generator of its randomness; another one at every start of the actor, except in
+      random: random number generator; seeded differently at every start of the actor, except in
         deterministic runs.
       environment_steps: returns the approximate number of environment steps that all actors have
         taken.
       rank: position of the environment among those of all actors, from 0 to 1; 0.5 if there is only
         one.
-      memory: what the exploration keeps from one action to the next, by name. It starts empty in
-        every node; checkpoints of deterministic runs hold it: arrays, Python's numbers and texts,
-        None, and lists and dicts of them.
+      memory: state that the exploration keeps between actions, by name. It starts empty in every
+        node. Checkpoints of deterministic runs hold it, so its values must be arrays, Python
+        numbers, strings, None, or lists and dicts of these.
     """
 
     random: np.random.Generator
@@ -121,7 +121,7 @@ class AgentLearner(VariableSource, Protocol):
         ...
 
     def step(self) -> None:
-        """Runs one compiled call of some learner steps; blocks until the table has enough items."""
+        """Runs one compiled call of learner steps; blocks until the table has enough items."""
         ...
 
     def cancel(self) -> None:
@@ -146,9 +146,9 @@ class AgentLearner(VariableSource, Protocol):
         ...
 
     def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None without one.
+        """Returns the name of a random operation that no checkpoint can continue; None if none.
 
-        Deterministic runs refuse it: `rl_replicator.step.random_ops`.
+        Deterministic runs reject it: `rl_replicator.step.random_ops`.
         """
         ...
 
@@ -157,7 +157,7 @@ class AgentLearner(VariableSource, Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the learner's threads."""
+        """Stops the learner's threads."""
         ...
 
 
@@ -174,7 +174,8 @@ class Agent(Protocol):
         """Estimates the memory of the replay tables; None if negligible.
 
         Args:
-          make_environment: makes an environment of the same kind, which may be played.
+          make_environment: makes an environment of the same kind, in which the estimate may play
+            episodes.
           inserts: the largest number of transitions that the run inserts.
         """
         ...
@@ -184,10 +185,10 @@ class Agent(Protocol):
 
         Args:
           num_replicas: the number of the learner's replicas.
-          num_shards: replay servers; each has an equal part of the items.
+          num_shards: the number of replay servers; each holds an equal share of the items.
 
         Raises:
-          ConfigError: if replicas and shards do not divide a batch.
+          ConfigError: if a batch cannot be divided evenly among replicas and shards.
         """
         ...
 
@@ -221,8 +222,8 @@ class Agent(Protocol):
     def make_evaluator(self, source: VariableSource) -> core.Actor:
         """Makes the actor that is evaluated: it is deterministic and records nothing.
 
-        If it has an attribute `last_observation`, the observation that its network saw last, runs
-        from pixels log it as an image.
+        If the actor has an attribute `last_observation`, the last observation given to its network,
+        runs from pixels log it as an image.
 
         Args:
           source: serves the weights.
@@ -252,7 +253,7 @@ class Agent(Protocol):
           total_agent_steps: actions of the whole run, for schedules.
 
         Raises:
-          ConfigError: if the agent cannot run in this way.
+          ConfigError: if the agent does not support deterministic runs.
         """
         ...
 

@@ -17,16 +17,16 @@ from rl_replicator.errors import check_option
 from rl_replicator.runs.plain_data import from_plain
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP
 
-# Larger values are typing mistakes: networks with such layers do not fit into memory, episodes have
-# fewer steps, and actions span only [-1, 1].
+# Larger values are typos: networks with such layers do not fit into memory, episodes have fewer
+# steps, and actions span only [-1, 1].
 _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
-# Learner steps from one set of weights in a policy's average to the next: each costs 2 % of a step.
+# Learner steps between two sets of weights in a policy's average: adding a set costs 2 % of a step.
 AVERAGING_PERIOD = 10
 
-# The behaviour of runs that began before a setting existed. The prior of the critic matters only
-# until the first checkpoint.
+# Values of the settings in runs that began before the settings existed. The prior of the critic
+# matters only until the first checkpoint.
 _BEFORE = {
     "normalize_observations": False,
     "torso": "mlp",
@@ -49,7 +49,7 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        """Ends the chain of checks."""
+        """Ends the chain of `super().__post_init__()` calls."""
 
     def check(self, is_good: bool, name: str, expected: str) -> None:
         """Raises a ConfigError that names the option of field `name`, unless `is_good`."""
@@ -152,7 +152,7 @@ class NoiseSettings(Settings):
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
         self.check_at_least(0, "exploration_random_steps")
-        is_finite = 0 <= self.preactivation_penalty < math.inf  # Infinity times no excess is NaN.
+        is_finite = 0 <= self.preactivation_penalty < math.inf  # Infinity times zero excess is NaN.
         self.check(is_finite, "preactivation_penalty", "a finite number, at least 0")
         spread = self.exploration_spread
         self.check(1 <= spread <= _MAX_SIGMA, "exploration_spread", f"1 to {_MAX_SIGMA}")

@@ -18,7 +18,7 @@ _LOG = logging.getLogger("agents")
 def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_env.TimeStep]:
     """Lets the actor act in the environment, episode after episode, without end.
 
-    The caller stops by no longer asking for steps; nothing happens in between.
+    The caller stops by ending its iteration; nothing runs between two iterations.
 
     Args:
       environment: provides the observations.
@@ -43,8 +43,8 @@ def explore(
 ) -> Iterator[tuple[int, dm_env.TimeStep]]:
     """Lets the actor act in all environments, in turn and without end.
 
-    The caller stops by no longer asking for steps; what the environments have already done beyond
-    the last one is lost.
+    The caller stops by ending its iteration; steps that the environments have taken beyond the last
+    one yielded are lost.
 
     Args:
       environments: provide the observations.
@@ -76,8 +76,8 @@ class EvaluationEpisode(NamedTuple):
 
     Attributes:
       rewards: [T] float64, one for each action.
-      discounts: [T] float64, the environment's, of what follows each reward. The last one is 0
-        after a termination, and not after a time limit.
+      discounts: [T] float64, the environment's discount of what follows each reward. The last one
+        is 0 after a termination, but not after a time limit.
     """
 
     rewards: np.ndarray
@@ -100,11 +100,11 @@ def evaluation_episode(
     Args:
       environment: the environment.
       actor: the policy to evaluate.
-      max_actions: where to cut off an episode that does not end; a warning says so.
-      give_up: called after every step.
+      max_actions: number of actions after which an episode is cut off, with a warning.
+      give_up: called after every step; returns True to abandon the episode.
 
     Returns:
-      Its rewards and discounts; None if given up.
+      Its rewards and discounts; None if it was abandoned.
     """
     rewards: list[float] = []
     discounts: list[float] = []

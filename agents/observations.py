@@ -114,7 +114,7 @@ class PixelObservations:
         return self._settings.feature_size
 
     def spec(self) -> tf.TensorSpec:
-        """Returns the spec of [H, W, C * S] uint8."""
+        """Returns the spec of [H, W, S * C] uint8."""
         return tf.TensorSpec(self.make_layout(()).observation_shape, tf.uint8)
 
     def make_layout(self, extras_spec: Any) -> FrameLayout:

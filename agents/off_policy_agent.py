@@ -1,7 +1,7 @@
 """What off-policy agents share, from the replay table to the actors: all but networks and losses.
 
 An agent subclasses `OffPolicyAgent` and provides at least `make_module`: the variables and the step
-of its learner. `docs/agents.md` adds one from scratch.
+of its learner. `docs/agents.md` builds one from scratch.
 """
 
 import abc
@@ -41,7 +41,8 @@ from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
-# Observations on which networks are compared: some outputs may be near zero on one.
+# Number of observations on which networks are compared: for a single one, some outputs may be near
+# zero.
 _NUM_CHECKED = 4
 
 
@@ -134,7 +135,7 @@ class OffPolicyAgent(abc.ABC):
         """Makes and builds the networks that an actor needs, by name.
 
         Raises:
-          ConfigError: if a part of the user's is no module, or returns no float32 features.
+          ConfigError: if a user-defined part is not a module, or does not return float32 features.
         """
         encoder, policy = self.observations.make_encoder("encoder"), self.make_policy("policy")
         policy(features_of("agent.encoder", encoder, self.zero_observation()))
@@ -155,8 +156,8 @@ class OffPolicyAgent(abc.ABC):
           The online and the target networks, with the same weights.
 
         Raises:
-          ConfigError: if actors, which build the networks again and get the weights by name, would
-            compute something else.
+          ConfigError: if actors, which rebuild the networks and load the weights by name, would
+            compute different results.
         """
         acting = self.make_acting_networks()
         online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
@@ -180,12 +181,12 @@ class OffPolicyAgent(abc.ABC):
         return online, target
 
     def zero_observation(self) -> tf.Tensor:
-        """Returns an observation of the agent to build networks with, [1, ...]."""
+        """Returns an observation to build networks with, [1, ...]."""
         spec = self.observations.spec()
         return tf.zeros([1, *spec.shape], spec.dtype)
 
     def _random_observations(self, count: int) -> tf.Tensor:
-        """Returns observations of the agent that are the same every time, [count, ...]."""
+        """Returns random observations, the same in every call, [count, ...]."""
         spec, random = self.observations.spec(), np.random.default_rng(0)
         low, high = (0, 256) if spec.dtype == tf.uint8 else (-1, 1)
         return tf.constant(random.uniform(low, high, [count, *spec.shape]), spec.dtype)
@@ -197,13 +198,13 @@ class OffPolicyAgent(abc.ABC):
     # Acting.
 
     def make_exploring_policy(self, source: VariableSource) -> ActingPolicy:
-        """Makes the policy of an actor: the newest weights, and the outputs of the policy network.
+        """Makes an actor's policy: the newest weights, and the raw outputs of the policy network.
 
         Args:
           source: serves the weights.
         """
-        # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,
-        # and the seed of the run must determine the learner's weights.
+        # Wait until the learner has drawn its initial weights: nodes that are threads share one
+        # random stream, and the seed of the run must determine the learner's weights.
         source.get_variables(())
         networks = self.make_acting_networks()
         return self._acting_policy(networks, networks, lambda outputs: outputs)
@@ -353,7 +354,7 @@ class OffPolicyAgent(abc.ABC):
         make_priorities: Callable[[], Priorities],
     ) -> ReplayLearner:
         config = self.config
-        # The learner starts with the table's first `min_size` rows, and is not to make up for them.
+        # The learner starts when the table has `min_size` rows, and takes no extra steps for these.
         inserts = max(0, total_agent_steps - config.replay.min_size)
         samples = inserts * config.replay.samples_per_insert
         with replicator.scope():
@@ -384,7 +385,7 @@ class OffPolicyAgent(abc.ABC):
 
     @property
     def _layers_dtype(self) -> tf.DType:
-        """The dtype of the learner's fully connected layers: from pixels float32."""
+        """The dtype of the learner's fully connected layers; float32 from pixels."""
         config = self.config
         return tf.float32 if isinstance(config, PixelSettings) else tf.as_dtype(config.precision)
 
@@ -394,7 +395,7 @@ class OffPolicyAgent(abc.ABC):
 
 
 def _check_acting(module: StepModule) -> None:
-    """Checks that actors find their networks: one without variables is missed much later."""
+    """Checks that actors will find their networks: one without variables is missed much later."""
     found = sorted(module.acting_networks)
     if not {"encoder", "policy"} <= set(found):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The only wiring: a run of an agent as a Launchpad program.
+"""Wires the nodes of a run as a Launchpad program; no other module does.
 
 environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> variables -> actor
 """
@@ -18,13 +18,14 @@ from agents.nodes.learner import LearnerNode
 from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import make_server_checkpointer
 
-# A cache asks the learner for new weights this often, in milliseconds; actors ask it every 250
-# actions. It gives weights that are at most twice as old, because those that are no older than this
-# go stale while the next ones are on their way, and an actor would ask the learner once more.
+# Milliseconds between two requests of a cache to the learner for new weights; actors request them
+# from the cache every 250 actions. The cache serves weights that are up to twice as old: with a
+# limit of one period, they would go stale while the next ones are on their way, and an actor's
+# request would cause another one to the learner.
 CACHE_MS = 200
 
 
-# How long calls wait for a server that is restarting: on a busy machine a learner takes a minute to
+# How long calls are retried while a server restarts: on a busy machine, a learner takes a minute to
 # import, build and restore what it needs. Servers must remember calls for longer (FORGET_SECS).
 _PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
 
@@ -36,7 +37,7 @@ class RunProgram:
     Attributes:
       program: the nodes.
       counter: handle of the counter, which reports progress.
-      make_actor: makes the node of an actor from its index and the number of all actors; None if
+      make_actor: makes the node of an actor from its index and the total number of actors; None if
         the program has a fixed number.
     """
 
@@ -78,7 +79,8 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
             ]
 
     def make_actor(index: int, num_actors: int) -> lp.PyClassNode:
-        # The number of actors spreads their noise; a seed depends on the index alone.
+        # The spread of the actors' noise depends on their number; a seed depends on the index
+        # alone.
         own_plan = dataclasses.replace(plan, num_actors=num_actors)
         source = sources[index % len(sources)]
         return lp.PyClassNode(ActorNode, index, agent, own_plan, replays, source, counter)
@@ -146,6 +148,6 @@ def _add_learner(
 
 def _join(addresses: Sequence[lp.Address], index: int) -> rr.Replicator:
     """Makes a node's part of a replicator over several nodes; called in that node."""
-    addresses[index].resolve()  # Its own first: this is what tells it to the others.
+    addresses[index].resolve()  # Its own first, which publishes it to the others.
     cluster = rr.Cluster.of_workers([address.resolve() for address in addresses], index)
     return rr.MultiWorkerReplicator(cluster)

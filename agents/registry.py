@@ -1,4 +1,4 @@
-"""Parts that a setting names: one of ours by its name, or a user's own by its import path."""
+"""Parts that a setting selects: a built-in one by name, or a user-defined one by import path."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
 
     Args:
       name: a key of `known`, or `package.module:attribute`.
-      known: the parts of this project, by name.
+      known: the built-in parts, by name.
       option: path of the setting, such as "agent.encoder", for the error message.
 
     Returns:
@@ -53,14 +53,14 @@ def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:
 
     Args:
       option: path of the setting that named the part.
-      module: what the part has returned.
+      module: the object that the part has returned.
       inputs: [B, ...], a tensor or an array.
 
     Returns:
       [B, N] float32.
 
     Raises:
-      ConfigError: if it is no module, or returns anything else.
+      ConfigError: if it is not a module, or returns anything else.
     """
     word = f"--{option.replace('_', '-')}"
     if not isinstance(module, tf.Module):  # The variables of a function would not be found.
@@ -78,14 +78,14 @@ def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:
 
 
 def check_shape(option: str, what: str, shape: Any, expected: Any, each: str = "example") -> None:
-    """Checks what a part of the user's has computed: a wrong shape may broadcast in silence.
+    """Checks the result of a user-defined part: a wrong shape may broadcast silently.
 
     Args:
       option: path of the setting that named the part.
       what: name of the result, for the error message.
       shape: the `tf.TensorShape` of the result.
       expected: the `tf.TensorShape` that it should have.
-      each: what has one of them, for the error message.
+      each: what has one such result, for the error message.
 
     Raises:
       ConfigError: if they differ in rank or in a known dimension.

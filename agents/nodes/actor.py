@@ -18,15 +18,16 @@ from agents.plan.run_plan import RunPlan
 
 _LOG = logging.getLogger("agents")
 
-# Methods whose time is measured -> what it counts as. Rendering is part of a step.
+# Methods whose time is measured -> the part that it counts as. Rendering is part of a step.
 _ENVIRONMENT_PARTS = {"reset": "environment", "step": "environment", "frame": "render"}
 _ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "insert"}
-# One lease in so many is timed; a prime, so that what is done every 250 actions is not missed.
+# One lease in this many is timed: a prime, so that work that is done every 250 actions is not
+# missed.
 _LEASES_PER_TIMING = 7
-# The replay takes the last rows at the learner's pace, who may just be restarting.
+# The replay accepts the last rows at the pace of the learner, which may be restarting.
 _SECONDS_TO_FINISH = 300.0
 _SECONDS_BETWEEN_LOOKS = 1.0
-# Waits that are shorter are none that a starving learner could cause.
+# Shorter waits cannot be due to a starving learner.
 _SECONDS_TO_RUN_AHEAD = 5.0
 
 
@@ -72,7 +73,7 @@ class ActorNode:
         self._environments = make_environments(
             who, plan, [stream.environment_seed for stream in self._streams]
         )
-        with closed_on_error(self._environments):  # Such as a stop while the learner starts.
+        with closed_on_error(self._environments):  # E.g. by a stop while the learner starts.
             self._feeds_several = min(len(self._streams), len(replays)) > 1
             self._adders = [
                 agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
@@ -81,7 +82,7 @@ class ActorNode:
             self._actor = agent.make_actor(
                 source, self._adders, [stream.context for stream in self._streams]
             )
-            # Before the stopwatch, which puts back the methods that it finds.
+            # Before the stopwatch, which later restores the methods that it finds now.
             self._watch = EnvironmentWatch(who, plan, self._environments.simulators)
             self._stopwatch = Stopwatch()
             for simulator in self._environments.simulators:
@@ -89,11 +90,11 @@ class ActorNode:
             self._stopwatch.attach(self._actor, _ACTOR_PARTS)
 
     def run(self) -> None:
-        """Acts until the learner is done, this actor is taken away, or the program stops.
+        """Acts until the learner is done, this actor is removed, or the program stops.
 
-        It waits for all nodes first, so that none starts behind the rate limiter. When all steps
-        are taken, it waits for the learner: the counter may be restarted from a checkpoint with
-        fewer steps, and all others may have ended.
+        It first waits until all nodes are ready, so that no actor starts while the rate limiter
+        already blocks. When all steps are taken, it waits for the learner: the counter may be
+        restarted from a checkpoint with fewer steps, when all other actors may have ended.
         """
         try:
             self._stop = lp.stop_event()
@@ -117,7 +118,7 @@ class ActorNode:
             self._environments.close()
 
     def _is_held_back_in_vain(self, waited: float) -> bool:
-        """Returns whether to go on although the replay takes no rows: the learner waits for others.
+        """Returns whether to go on although the replay takes no rows: the learner lacks other rows.
 
         Args:
           waited: seconds waited so far.
@@ -139,7 +140,7 @@ class ActorNode:
         return self._runs_ahead
 
     def _finish(self) -> None:
-        """Lets the learner end once the replay holds all rows, so that its last checkpoint does."""
+        """Lets the learner end once the replay, and thus its last checkpoint, holds all rows."""
         until = time.monotonic() + _SECONDS_TO_FINISH
         finished = [adder.finish(until - time.monotonic()) for adder in self._adders]
         if not all(finished) and not self._runs_ahead:
@@ -152,7 +153,7 @@ class ActorNode:
         self._counter.actor_done(self._index)
 
     def _gets_steps_again(self) -> bool:
-        """Waits until there are more steps, or the run needs this actor no more."""
+        """Waits for more steps; returns False if the run no longer needs this actor."""
         while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
             order = self._counter.standby(self._index)
             if order != "wait":
@@ -192,7 +193,7 @@ class ActorNode:
         return sum(adder.seconds_waited for adder in self._adders)
 
     def _report_time(self) -> None:
-        """Tells the counter how the actor has spent its last lease."""
+        """Reports to the counter how the actor spent its time in its last lease."""
         grown = self._stopwatch.take(wait=self._seconds_waited())
         self._stopwatch.stop()
         grown["insert"] -= grown["wait"]
@@ -201,7 +202,7 @@ class ActorNode:
 
 
 class _Stream:
-    """The randomness of an environment of an actor, and the episode that it is in.
+    """The random generators of one environment of an actor, and its current episode.
 
     Attributes:
       number: the number of the environment among those of all actors, from 0.
@@ -220,14 +221,14 @@ class _Stream:
     ):
         """Starts the random streams.
 
-        An actor that is started again, in a continued run or after a failure, gets new ones. The
-        interrupted episodes are in the replay: streams that were taken up at their beginnings would
-        put the same transitions there again while actions are random.
+        An actor that is started again, in a continued run or after a failure, gets new streams. The
+        interrupted episodes are in the replay: streams that started over would insert the same
+        transitions again while actions are random.
 
         Args:
           number: the number of the environment among those of all actors.
           count: number of the environments of all actors.
-          entropy: integers that no earlier stream of the run was made from.
+          entropy: integers that seeded no earlier stream of the run.
           environment_steps: returns the steps that all actors have taken.
         """
         self.number = number
@@ -241,7 +242,7 @@ class _Stream:
         self.begin_episode()
 
     def begin_episode(self) -> None:
-        """Starts an episode; what was taken of another one is not counted."""
+        """Starts an episode; an unfinished one is not counted."""
         self.episode_return, self.length = 0.0, 0
 
     def end_episode(self) -> Episode:

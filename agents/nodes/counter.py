@@ -1,4 +1,4 @@
-"""The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
+"""The counter node: it tracks a run's progress and waiting times, and alone writes its metrics."""
 
 import dataclasses
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("agents")
 # Environment steps that an actor may take before it asks for more.
 LEASE = 100
 _SECONDS_BETWEEN_TIMES = 10.0
-# A starving learner says so every second.
+# A starving learner reports every second (`learner_starves`); a report is valid for this long.
 _SECONDS_STARVED = 5.0
 
 
@@ -119,14 +119,14 @@ class Counter:
         self._write_time_at = 0.0
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
-        # A killed run may have written rows beyond its checkpoint; it will write them again.
+        # A killed run may have written rows beyond its checkpoint; they will be written again.
         self._writer = MetricWriter(
             run_dir,
             "environment_steps",
             resume_step=self._environment_steps,
             seconds=float(state.get("wall_time", 0.0)),
         )
-        # The rows that are left tell which evaluations need not be repeated.
+        # The remaining rows show which evaluations need not be repeated.
         self._writer.discard_beyond_resume("evaluator")
         self._best_return = _best_return(run_dir, self._best)
         self._evaluation = _newest_evaluation(run_dir) or (
@@ -143,13 +143,13 @@ class Counter:
           episodes: episodes that it has finished since.
 
         Returns:
-          Steps that it may take now; 0 if the run has no more, or needs this actor no more: it then
-          calls `actor_done`.
+          Steps that it may take now; 0 if the run has no more, or no longer needs this actor, which
+          then calls `actor_done`.
         """
         with self._lock:
             self._environment_steps += done
             # Steps that the actor did not use, because it was restarted, can be granted again. A
-            # counter that was restarted does not know the lease that this report belongs to.
+            # restarted counter has no record of the lease that this report belongs to.
             self._granted += done - self._leases.pop(actor, 0)
             self._waiting["actor"] += 0.1 * (waiting - self._waiting["actor"])
             for episode in episodes:
@@ -194,9 +194,10 @@ class Counter:
             self._finishing.discard(actor)
 
     def standby(self, actor: int) -> Literal["act", "wait", "end"]:
-        """Returns what an actor that has got no steps is to do.
+        """Returns what an actor that was granted no steps should do.
 
-        There may be steps again: a counter that is restarted knows those of the newest checkpoint.
+        Steps may become available again: a restarted counter resumes from those of the newest
+        checkpoint.
 
         Args:
           actor: index of the actor.
@@ -207,10 +208,10 @@ class Counter:
             return "act" if self._granted < self._total_steps else "wait"
 
     def lease_start(self, actor: int) -> int:
-        """Returns the steps of the run that were granted before an actor's present lease.
+        """Returns the steps of the run that were granted before an actor's current lease.
 
-        What depends on the steps of the run uses this number: most of the other actors' leases are
-        under way, so they have not reported their steps.
+        Whatever depends on the steps of the run uses this number: most other actors are in the
+        middle of a lease and have not reported its steps.
 
         Args:
           actor: index of the actor.
@@ -219,18 +220,19 @@ class Counter:
             return self._lease_starts.get(actor, self._environment_steps)
 
     def learner_starves(self) -> None:
-        """Notes that the learner has been getting no rows of one of several replay servers.
+        """Notes that the learner has been receiving no rows from one of several replay servers.
 
-        It is called every second while it is so, and all servers answer.
+        It is called every second while this lasts and all servers respond.
         """
         self._starved_at = time.monotonic()
 
     def may_run_ahead(self, feeds_several: bool) -> bool:
-        """Returns whether an actor that is held back is to go on all the same.
+        """Returns whether an actor whose rows the replay does not accept should go on anyway.
 
-        With several replay servers, the learner takes as many rows of each. Actors of one, which
-        are ahead, may wait for the learner while it waits for rows of another that they alone can
-        insert, or that nobody will insert, because no steps are left.
+        With several replay servers, the learner takes the same number of rows from each. Actors of
+        a server that is ahead may wait for the learner, while the learner waits for rows of another
+        server that only these actors can insert, or that no actor will insert because no steps are
+        left.
 
         Args:
           feeds_several: whether the actor inserts rows into several servers.
@@ -245,11 +247,11 @@ class Counter:
         return self._environment_steps
 
     def start_environment(self, environment: int) -> tuple[int, int]:
-        """Returns integers that no earlier start of the environment in this run was given.
+        """Returns integers that no earlier start of the environment in this run has received.
 
-        What is seeded by them repeats nothing, wherever the run was stopped. (A counter that is
-        restored has forgotten the starts since its checkpoint, so one of them is the steps of that
-        checkpoint.)
+        Random streams seeded with them repeat nothing, wherever the run was stopped. (A restored
+        counter has no record of the starts since its checkpoint, so one of the integers is the
+        number of steps at that checkpoint.)
 
         Args:
           environment: its number among those of all actors, from 0.
@@ -285,7 +287,7 @@ class Counter:
         """Takes a report on how a node has spent its time.
 
         Args:
-          kind: of the node, "actor" or "learner".
+          kind: kind of node, "actor" or "learner".
           grown: the result of `agents.nodes.stopwatch.Stopwatch.take`.
         """
         with self._lock:
@@ -320,7 +322,7 @@ class Counter:
         """
         mean = figures["episode_return"]
         evaluation = {"return": mean, "step": environment_steps}
-        # Before the row: an evaluation that has one is never repeated.
+        # Before the row is written: an evaluation that has a row is never repeated.
         if mean >= self._best_return:
             learner_steps = int(figures["learner_steps"])
             progress = {
@@ -397,8 +399,8 @@ class Counter:
 def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     """Returns the newest evaluation in the metrics of a run; None if there is none.
 
-    A checkpoint does not know those that came after it, such as the last one of a run that is
-    continued with more steps: at the same step, it would be repeated with fewer episodes.
+    A checkpoint lacks the evaluations that came after it, such as the last one of a run that is
+    continued with more steps: it would be repeated at the same step, with fewer episodes.
     """
     table = read_metrics(run_dir, "evaluator")
     returns = table.get("episode_return", np.zeros(0))
@@ -410,11 +412,12 @@ def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
 def _best_return(run_dir: Path, best: Checkpointer) -> float:
     """Returns the return that a policy must reach to be the best one; -inf if none was kept.
 
-    It is the highest among the evaluations in the metrics, not that of the policy that was kept: a
-    killed run may have saved one beyond its checkpoint, and then goes on without it.
+    It is the highest return among the evaluations in the metrics, not that of the kept policy: a
+    killed run may have saved a policy after its checkpoint, and then resumes without that
+    evaluation.
 
     Args:
-      run_dir: directory of the run, whose evaluations are those of its past.
+      run_dir: directory of the run; its metrics have no evaluations beyond its checkpoint.
       best: where the run keeps the best policy.
     """
     try:

@@ -24,7 +24,7 @@ def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
     """Makes an environment of the run's task; ends the node if that takes too long.
 
     Args:
-      who: the node, as users know it.
+      who: the node's name in error messages.
       plan: its task, and the seconds that a call may take.
       seed: seed of the environment.
 
@@ -38,7 +38,7 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
     """Makes the environments of an actor; ends the node if one of them takes too long.
 
     Args:
-      who: the node, as users know it.
+      who: the node's name in error messages.
       plan: its task and engine, and the seconds that a call may take.
       seeds: the seed of each environment.
 
@@ -60,14 +60,14 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
 
 @contextlib.contextmanager
 def closed_on_error(environment: Any) -> Iterator[None]:
-    """Closes an environment if its node cannot be made, or the program stops before it is.
+    """Closes an environment if making its node fails, or the program stops before it is made.
 
     Args:
       environment: an environment, or several.
     """
     try:
         yield
-    except BaseException:  # In threads, a stop is a SystemExit, and the process goes on.
+    except BaseException:  # With threads, a stop is a SystemExit, and the process lives on.
         environment.close()
         raise
 
@@ -99,7 +99,7 @@ def _watch_construction(
     interval = min(_SECONDS_BETWEEN_LOOKS, timeout / 10)
     stuck, last = 0.0, time.monotonic()
     while not is_made.wait(interval):
-        # See `EnvironmentWatch`: the time in which the process was stopped does not count.
+        # See `EnvironmentWatch._look`: time in which the process was suspended does not count.
         stuck += min(time.monotonic() - last, 2 * interval)
         last = time.monotonic()
         if stuck > timeout:
@@ -120,15 +120,15 @@ def _message(who: str, name: str, what: str, timeout: float, caller: int) -> str
 class EnvironmentWatch:
     """Ends the node when a step or reset of one of its environments takes too long.
 
-    While it is entered, a thread looks once per second whether the same call still goes on. A call
-    itself only sets three attributes, which takes about 0.1 microseconds.
+    While its context is entered, a thread checks once per second whether the same call is still in
+    progress. A call itself only sets three attributes, which takes about 0.1 microseconds.
     """
 
     def __init__(self, who: str, plan: RunPlan, environments: Sequence[Any]):
         """Watches the environments' `reset` and `step` until it is exited.
 
         Args:
-          who: the node, as users know it.
+          who: the node's name in error messages.
           plan: its task, and the seconds that a call may take.
           environments: environments, or `simulators` of a `BatchEnvironment`; their methods are
             replaced on these instances.
@@ -140,7 +140,7 @@ class EnvironmentWatch:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "EnvironmentWatch":
-        """Begins to look at the calls of this thread."""
+        """Starts watching the calls of this thread."""
         self._thread = threading.Thread(
             target=self._look,
             args=(threading.get_ident(),),
@@ -151,10 +151,10 @@ class EnvironmentWatch:
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Ends the thread, and puts the environments' methods back.
+        """Stops the thread, and restores the environments' methods.
 
-        Otherwise each environment would be part of a reference cycle, and its simulator and
-        viewer stay until Python's garbage collector runs, in any thread.
+        Otherwise each environment would be part of a reference cycle, and its simulator and viewer
+        would live until Python's garbage collector runs, in any thread.
         """
         self._is_over.set()
         if self._thread is not None:
@@ -167,7 +167,7 @@ class EnvironmentWatch:
         before, stuck = [(0, "")] * len(self._calls), [0.0] * len(self._calls)
         last = time.monotonic()
         while not self._is_over.wait(interval):
-            # A process that was stopped (Ctrl-Z) wakes up much later: that time does not count.
+            # A suspended process (Ctrl-Z) wakes up much later: that time does not count.
             passed = min(time.monotonic() - last, 2 * interval)
             last = time.monotonic()
             for index, calls in enumerate(self._calls):
@@ -182,11 +182,11 @@ class EnvironmentWatch:
 
 
 class _Calls:
-    """The calls of an environment, or of several that are stepped at once.
+    """The calls of an environment, or of several that are stepped together.
 
     Attributes:
-      count: how many have begun.
-      count_at_reset: how many had when the episode began.
+      count: number of calls that have begun.
+      count_at_reset: that number when the episode began.
       current: name of the method that is being called; empty between two calls.
     """
 
@@ -194,7 +194,8 @@ class _Calls:
         self.count, self.count_at_reset, self.current = 0, 0, ""
         step, reset = environment.step, environment.reset
         self._environment = environment
-        # What the instance itself has, mostly nothing: a bound method would be a cycle, too.
+        # Only attributes of the instance itself, usually none: a bound method would form a cycle,
+        # too.
         own = vars(environment)
         self._own = {name: own[name] for name in ("step", "reset") if name in own}
 
@@ -218,7 +219,7 @@ class _Calls:
         environment.step, environment.reset = watched_step, watched_reset
 
     def put_methods_back(self) -> None:
-        """Gives the environment the methods that it had before."""
+        """Restores the methods that the environment had before."""
         for name in ("step", "reset"):
             vars(self._environment).pop(name, None)
         vars(self._environment).update(self._own)

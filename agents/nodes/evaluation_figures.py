@@ -15,7 +15,7 @@ _NEGLIGIBLE_DISCOUNT = 0.05
 
 
 def counted(episodes: float) -> str:
-    """Returns a number of episodes in words."""
+    """Returns a number of episodes with its noun, such as "1 episode"."""
     return "1 episode" if episodes == 1 else f"{episodes:.0f} episodes"
 
 
@@ -31,11 +31,11 @@ def figures(
 
     Returns:
       By name: mean, lowest, median and highest return, and the number of episodes. If the rewards
-      are bounded and the environment terminated none of the episodes, the share of failed episodes:
-      those whose return is in the lowest tenth of the range that the bounds allow for an episode of
-      that length. If there are such states, the mean discounted return, by gamma and the
-      environment's discounts, after the states whose remaining rewards are known: all states if the
-      environment terminated, else those so early that what follows the cut-off is negligible.
+      are bounded and the environment terminated none of the episodes, also the share of failed
+      episodes: those whose return is in the lowest tenth of the range that the bounds allow for an
+      episode of that length. Also the mean discounted return, by gamma and the environment's
+      discounts, after the states whose remaining rewards are known, if there are any: all states of
+      a terminated episode, else those so early that what follows the cut-off is negligible.
     """
     returns = np.array([episode.rewards.sum() for episode in episodes])
     found = {
@@ -46,7 +46,7 @@ def figures(
         "episodes": float(len(episodes)),
     }
     low, high = reward_bounds(reward_spec)
-    # The bounds of one step say what a whole episode can earn only if the environment doesn't end
+    # The bounds of one step bound the return of a whole episode only if the environment doesn't end
     # it: the best return may be a single reward at the goal, or a cost for each step to it.
     cut_off = all(episode.discounts[-1] != 0.0 for episode in episodes)
     if cut_off and np.isfinite([low, high]).all() and low < high:
@@ -74,13 +74,13 @@ def returns_to_go(episode: EvaluationEpisode, discount: float) -> np.ndarray:
       discount: gamma.
 
     Returns:
-      [T] float64 after a termination; else for the first states only, from which the cut-off is so
-      far that what follows it is negligible.
+      [T] float64 after a termination; else only for the first states, so far from the cut-off that
+      what follows it is negligible.
     """
     discounts = discount * episode.discounts
     after = np.zeros(len(episode.rewards) + 1)
     for step in range(len(episode.rewards) - 1, -1, -1):
         after[step] = episode.rewards[step] + discounts[step] * after[step + 1]
-    # How much what follows the last step counts after each state: not at all after a termination.
+    # Weight in each state's return of what follows the last step: zero after a termination.
     remaining = np.cumprod(discounts[::-1])[::-1]
     return after[:-1][remaining <= _NEGLIGIBLE_DISCOUNT]

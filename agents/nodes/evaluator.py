@@ -34,7 +34,7 @@ class EvaluatorNode:
           agent: makes the policy.
           plan: its task, its seed, and when to evaluate.
           source: provides the weights.
-          counter: knows the progress of the run, and takes the results.
+          counter: provides the progress of the run, and takes the results.
         """
         self._plan = plan
         self._schedule = plan.evaluation
@@ -47,7 +47,7 @@ class EvaluatorNode:
     def run(self) -> None:
         """Evaluates at the scheduled steps, and at the end, when the learner is done.
 
-        Scheduled steps at which the learner has not taken its first step are left out.
+        Evaluations that are due before the learner has taken its first step are skipped.
         """
         progress = self._counter.progress()
         evaluated = progress.evaluation_step
@@ -59,14 +59,14 @@ class EvaluatorNode:
                 lp.stop()
                 return
             if progress.evaluation_step < evaluated:
-                # A counter that was restarted has removed rows beyond its checkpoint.
+                # A restarted counter has removed the rows beyond its checkpoint.
                 evaluated = progress.evaluation_step
                 due = self._next_due(evaluated)
             steps = progress.environment_steps
             if steps >= due:
                 due = self._next_due(steps)
-                # A new policy has nothing to show. The last evaluation comes when the learner is
-                # done, which is later than the last step.
+                # An untrained policy is not evaluated. The last evaluation takes place when the
+                # learner is done, which is later than the last step.
                 if progress.learner_steps > 0 and steps < progress.total_steps:
                     self.evaluate(steps, self._schedule.episodes)
                     evaluated = steps
@@ -102,12 +102,13 @@ class EvaluatorNode:
 
 
 class _NewestWeights:
-    """A `VariableSource` that remembers the newest weights and how many learner steps made them.
+    """A `VariableSource` that keeps the newest weights and the number of their learner steps.
 
     Attributes:
-      arrays: the weights of all networks that were fetched last, by path. The best checkpoint
-        holds those with which actors explore, too: from an average alone, nobody can explore.
-      learner_steps: learner steps that made them.
+      arrays: the weights of all networks that were fetched last, by path. They include the weights
+        with which actors explore, also for the best checkpoint: averaged weights alone do not
+        suffice for exploration.
+      learner_steps: number of learner steps that produced them.
     """
 
     def __init__(self, source: VariableSource):

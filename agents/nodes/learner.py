@@ -42,14 +42,14 @@ _SECONDS_BETWEEN_NOTES = 1.0
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
-# How long after a stop a replay that does not answer is asked again to save its table.
+# How long after a stop a replay that does not respond is asked again to save its table.
 _SECONDS_TO_RECONNECT = 4.0
 _SECONDS_BETWEEN_CALLS = 0.5
 
 
 @contextlib.contextmanager
 def _ended_by_a_loss() -> Iterator[None]:
-    """Ends the process if another worker is lost: TensorFlow cannot continue in it."""
+    """Ends the process if another worker is lost: its TensorFlow cannot recover from that."""
     try:
         yield
     except rr.WorkerLost as loss:
@@ -82,7 +82,7 @@ class LearnerNode:
           make_replicator: called in the node, before TensorFlow is used.
           plan: the run's seed, length, directory and checkpoint interval.
           replays: clients of the replay servers.
-          counter: collects figures and knows how far the run is.
+          counter: collects figures and provides the progress of the run.
         """
         run = RunDirectory(plan.run_dir)
         run.check_visible()
@@ -103,7 +103,7 @@ class LearnerNode:
             run, plan.keep_checkpoints, self._learner, replays, counter, plan.checkpoint_seconds
         )
         self._saver.restore()
-        # The first call, which compiles the step, and the wait for the first rows are not counted.
+        # The first call, which compiles the step, and the wait for the first rows are not timed.
         self._is_building = True
         self._steps_at_start = self._learner.num_steps
         self._stopwatch = Stopwatch()
@@ -121,8 +121,8 @@ class LearnerNode:
 
     def run(self) -> None:
         """Trains and saves checkpoints; the last one holds the trained learner."""
-        # Before there is another thread: which program that belongs to is not known if there are
-        # several in this process.
+        # Before another thread starts: its program could not be determined if several run in this
+        # process.
         self._stop = lp.stop_event()
         with futures.ThreadPoolExecutor(1, "learner-report") as executor:
             report = executor.submit(self._report)
@@ -132,16 +132,16 @@ class LearnerNode:
                     with self._saver:
                         self._train(report)
                         while self._is_chief and not self._save_last():
-                            # A counter that was restarted knows the steps of the newest checkpoint
-                            # only, and lets the actors take the others again.
-                            if self._has_partners:  # They would have to train on as well.
+                            # A restarted counter resumes from the steps of the newest checkpoint,
+                            # and lets the actors take the later ones again.
+                            if self._has_partners:  # The others would have to train on, too.
                                 _restart_group("the counter has lost steps: all learners restart")
                             self._no_more_rows.clear()
                             self._has_first_rows.clear()
                             self._trained.clear()
                             self._train(report)
                     while not self._stop.wait(_SECONDS_BETWEEN_NOTES):
-                        # Again and again: a counter that is restarted does not know it.
+                        # Repeatedly: a restarted counter has no record of it.
                         if self._is_chief:
                             self._counter.learner_done()
             finally:
@@ -151,7 +151,7 @@ class LearnerNode:
 
     def _train(self, report: futures.Future) -> None:
         try:
-            if self._counter.progress().steps_done:  # Of a run that was stopped after its last one.
+            if self._counter.progress().steps_done:  # The run was stopped after its last step.
                 self._no_more_rows.set()
             self._wait_for_first_rows()
             self._has_first_rows.set()
@@ -159,14 +159,14 @@ class LearnerNode:
                 self._profiler.reach(self._learner.num_steps)
                 self._learner.step()
                 if report.done():
-                    report.result()  # It ends early only by an error.
+                    report.result()  # Raises: only an error ends it early.
                 if self._is_chief:
                     self._saver.tick()
             while self._has_partners:
-                self._learner.cancel()  # All workers end at the same step, which ends this loop.
+                self._learner.cancel()  # All workers stop at the same step, which ends this loop.
                 self._learner.step()
         except (StoppedError, rr.StepCancelled):
-            # No actor inserts any more. Some steps of the cancelled call may have been done.
+            # No actor inserts rows any more. Some steps of the cancelled call may have been done.
             self._learner.refresh()
         finally:
             self._trained.set()
@@ -177,7 +177,7 @@ class LearnerNode:
     def _wait_for_first_rows(self) -> None:
         """Waits, interruptibly, until every table has enough items to be sampled.
 
-        Saves what there is meanwhile. Logs nothing as long as there are more and more rows.
+        Saves the rows that there are meanwhile. Logs nothing as long as their number grows.
         """
         grown_at, num_items = time.monotonic(), -1
         waiting = WaitLog("the learner", self._missing_rows, self._stop)
@@ -196,21 +196,22 @@ class LearnerNode:
             time.sleep(0.05)
 
     def _table_infos(self) -> list[Any]:
-        """Returns Reverb's account of the tables; [] while a server does not answer."""
+        """Returns Reverb's description of each table; [] while a server does not respond."""
         try:
             return [
                 replay.server_info(timeout=_SECONDS_FOR_INFO)[TABLE] for replay in self._replays
             ]
         except (reverb.errors.ReverbError, RuntimeError):
-            # Only a deadline has a class of its own. A server that is killed resets the connection.
+            # Only a timeout has its own class. A server that is killed resets the connection.
             return []
 
     def _tell_starvation(self, tables: Sequence[Any]) -> None:
-        """Tells the counter of a wait in which actors of one server may wait for the learner, too.
+        """Reports a wait to the counter, during which actors of another server may wait, too.
 
         Args:
-          tables: the result of `_table_infos`. A server that does not answer is starting; actors
-            wait for it, and so they do if it is the only one, which never holds them back in vain.
+          tables: the result of `_table_infos`. If it is empty, a server is starting, and actors
+            wait for it. Nothing is reported for a single server either: it never blocks actors that
+            the learner waits for.
         """
         if len(tables) > 1:
             self._counter.learner_starves()
@@ -233,7 +234,7 @@ class LearnerNode:
         try:
             self._watch()
         except BaseException:
-            self._learner.cancel()  # A waiting step must not hide the error.
+            self._learner.cancel()  # Otherwise a waiting step would hide the error.
             raise
 
     def _watch(self) -> None:
@@ -247,7 +248,7 @@ class LearnerNode:
                 starved += self._learner.starved()
             steps, now = self._learner.num_steps, time.monotonic()
             moved = steps != last_steps
-            if moved or not self._has_first_rows.is_set():  # The wait for those has its own lines.
+            if moved or not self._has_first_rows.is_set():  # That wait has its own log.
                 last_steps, last_change = steps, now
             if self._is_chief:
                 self._report_time(starved / _POLLS_PER_REPORT)
@@ -257,21 +258,22 @@ class LearnerNode:
                 progress = self._counter.progress()
             if progress.steps_done:
                 self._no_more_rows.set()
-            # A learner that saves, or whose steps are long, makes no progress either.
+            # A learner that saves, or whose steps take long, makes no progress either, but does not
+            # wait.
             is_waiting = starved == _POLLS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or self._stop.is_set():
-                # Another worker may be the one that gets no items.
+                # The worker without items may be another one.
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
                 if may_starve and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
             elif is_waiting and self._has_first_rows.is_set():
-                with contextlib.suppress(StoppedError):  # A stop a moment ago.
+                with contextlib.suppress(StoppedError):  # The program has just stopped.
                     waiting.tick(now - last_change)
                 if now - last_change > _SECONDS_TO_STARVE:
                     self._tell_starvation(self._table_infos())
 
     def _report_time(self, starved: float) -> None:
-        """Tells the counter how the learner has spent its time since the last report, if it trains.
+        """Reports how the learner has spent its time since the last report, if it trains.
 
         Args:
           starved: share of that time in which its input was empty.
@@ -280,7 +282,7 @@ class LearnerNode:
         if self._is_building:
             self._is_building = self._learner.num_steps == self._steps_at_start
             return
-        if self._trained.is_set():  # What follows, such as the last evaluation, is not its time.
+        if self._trained.is_set():  # Later time, such as the last evaluation, is not its own.
             return
         others = sum(grown[part] for part in self._learner.seconds)
         grown["wait"] = min(starved * grown[TOTAL], max(grown["step"] - others, 0.0))
@@ -291,7 +293,7 @@ class LearnerNode:
         """Saves the trained learner, however long the replay takes to restart.
 
         Returns:
-          False if the counter knows of fewer environment steps than the run is to have.
+          False if the counter has fewer environment steps than the run is to have.
         """
         give_up_at = math.inf
         while not self._saver.save_last() and time.monotonic() < give_up_at:

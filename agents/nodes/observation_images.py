@@ -7,7 +7,7 @@ def strip(observation: np.ndarray | None) -> np.ndarray | None:
     """Returns the frames of an observation side by side, the oldest on the left.
 
     Args:
-      observation: observation of an agent; None if it shows none.
+      observation: observation of an agent; None if it provides none.
 
     Returns:
       uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S]; None if the observation is

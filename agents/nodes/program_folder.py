@@ -1,4 +1,4 @@
-"""The folder of what lasts as long as a program: it is removed when one begins and when it ends."""
+"""The folder for files that live as long as a program; removed when it begins and when it ends."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 
 def program_folder(run_dir: Path) -> Path:
-    """Returns the folder, which holds the learner that is saved alone.
+    """Returns the folder, which also holds the saves of the learner alone.
 
     Args:
       run_dir: directory of the run.
@@ -19,11 +19,11 @@ def program_folder(run_dir: Path) -> Path:
 def seconds_taken(run_dir: Path, before: float) -> float:
     """Returns how long a run has taken; the first call of a program starts its clock.
 
-    Later calls are those of a counter that was restarted alone: the others have gone on meanwhile.
+    Later calls come from a counter that was restarted alone, while the other nodes went on.
 
     Args:
       run_dir: directory of the run.
-      before: seconds that it had taken before the program, as its checkpoint says.
+      before: seconds that it had taken before the program, from its checkpoint.
 
     Raises:
       DiskError: if the disk is full.
@@ -31,9 +31,9 @@ def seconds_taken(run_dir: Path, before: float) -> float:
     clock = program_folder(run_dir) / "clock"
     now = time.time()
     try:
-        # The clocks of two machines may differ.
+        # At least `before`: the clocks of two machines may differ.
         return max(before, now - float(clock.read_text("utf-8")))
-    except (FileNotFoundError, ValueError):  # Or it was killed while it wrote.
+    except (FileNotFoundError, ValueError):  # The latter after a kill during the write.
         with space_needed():
             clock.parent.mkdir(parents=True, exist_ok=True)
             clock.write_text(repr(now - before), "utf-8")

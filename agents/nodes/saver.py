@@ -33,14 +33,15 @@ _SECONDS_TO_SAVE_IN_HASTE = 3.0
 # A replay that died is restarted; if nothing can be saved for this long, the run fails.
 _SECONDS_WITHOUT_REPLAY = 600.0
 SECONDS_BETWEEN_TRIES = 2.0
-# A low estimate, which tells a table that is saved in a second from one that takes ten.
+# A low estimate, which distinguishes a table that is saved in a second from one that takes ten.
 _BYTES_PER_SECOND = 1.5e7
 # A large table takes seconds to write, which occupies processors and disk: saves take at most a
 # twentieth of the time.
 _PAUSE_PER_WRITING = 20.0
-# What a killed learner repeats, beside its restart, if it is saved fast. Saving it may take a
-# hundredth of the time: a learner from pixels, which takes long to write, is saved less often, and
-# so is another after a slow write, which competes with its steps for processors and disk.
+# Training time that a killed learner repeats, besides its restart, if it is saved fast. Saves may
+# take a hundredth of the time: a learner from pixels, which takes long to write, is saved less
+# often, and so is any learner after a slow write, because writes compete with its steps for
+# processors and disk.
 _LEARNER_SECONDS = 2.0
 _PAUSE_PER_LEARNER = 100.0
 
@@ -48,9 +49,9 @@ _PAUSE_PER_LEARNER = 100.0
 class Saver:
     """Saves checkpoints of everything: replay, learner, counters, random generators.
 
-    The learner stands still while its state is copied. The copy and the replay are written in the
-    background, so the replay holds slightly newer rows than the counters say. As a context manager,
-    it waits at the end for what is being written.
+    The learner pauses while its state is copied. The copy and the replay are written in the
+    background, so the replay holds slightly newer rows than the counters indicate. As a context
+    manager, it waits at the end for the saves in progress.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Saver:
           keep: number of newest checkpoints to keep.
           learner: the learner.
           replays: clients of the replay servers.
-          counter: knows the progress of the run.
+          counter: provides the progress of the run.
           seconds: time between two checkpoints.
         """
         self._checkpointer = Checkpointer(run.checkpoints, keep)
@@ -101,7 +102,7 @@ class Saver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Waits for what is being written; raises its error if nothing else was raised."""
+        """Waits for the saves in progress; raises their error if nothing else was raised."""
         with self._checkpointer:
             self._learner_only.__exit__(kind, error, traceback)
 
@@ -111,7 +112,7 @@ class Saver:
         return self._saved[1] if self._saved else 0
 
     def restore(self) -> None:
-        """Restores the learner from what was saved last, if anything was.
+        """Restores the learner from its newest save, if there is one.
 
         Raises:
           CheckpointError: if the newest checkpoint does not fit.
@@ -130,7 +131,7 @@ class Saver:
             if latest is None or latest.step <= step:
                 return False
             self._learner_only.restore(self._learner_part())
-        except CheckpointError as error:  # The checkpoint of the whole run is older, and whole.
+        except CheckpointError as error:  # The checkpoint of the whole run is older, but intact.
             _LOG.warning("the learner continues from the newest checkpoint: %s", error)
             return False
         return True
@@ -169,7 +170,7 @@ class Saver:
         self._copy_seconds, self._saved_learner = time.monotonic() - started, steps
 
     def begin(self) -> None:
-        """Copies the state and begins to save it, unless the newest checkpoint holds it.
+        """Copies the state and begins to save it, unless the newest checkpoint holds it already.
 
         Raises:
           LearnerDiverged: if a variable holds NaN or infinity.
@@ -207,7 +208,7 @@ class Saver:
           CheckpointError: see `tick`.
           ReplayError: see `tick`.
         """
-        self._finish()  # If that was not saved, the replay may be back by now.
+        self._finish()  # If that save failed, the replay may be back by now.
         self.begin()
         if not self._finish():
             return False

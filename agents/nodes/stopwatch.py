@@ -12,18 +12,18 @@ TOTAL = "total"
 class Stopwatch:
     """Adds up the seconds that methods of some objects take, while it runs.
 
-    A call in progress counts up to now: it may be one that waits for long, and is then cancelled.
-    A timed call costs some microseconds, and none while the stopwatch is stopped: an actor lets it
-    run for a sample of its steps only.
+    A call in progress counts up to now: it may wait for long, and then be cancelled. Timing costs
+    some microseconds per call, but nothing while the stopwatch is stopped: an actor runs it only
+    for a sample of its steps.
     """
 
     def __init__(self) -> None:
-        """Is stopped, and times nothing yet."""
+        """Creates a stopped stopwatch, which times no methods yet."""
         self._methods: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
         # The ends of all calls, minus their starts; and the number of calls that have not ended.
         self._seconds: dict[str, float] = {}
         self._calls: dict[str, int] = {}
-        self._lock = threading.Lock()  # A thread of its own may take what others add.
+        self._lock = threading.Lock()  # One thread may take the times that others add.
         self._taken: dict[str, float] = {}
 
     def attach(self, target: Any, parts: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Stopwatch:
         return grown
 
     def stop(self) -> None:
-        """Stops it; the methods are what they were."""
+        """Stops it, and restores the original methods."""
         for target, name, method, _ in self._methods:
             setattr(target, name, method)
 
@@ -93,7 +93,7 @@ class TimeSplit:
     """Adds up the time of all nodes of each kind."""
 
     def __init__(self) -> None:
-        """Knows of no time yet."""
+        """Starts without any time."""
         self._seconds: dict[str, dict[str, float]] = {}
 
     def add(self, kind: str, grown: Mapping[str, float]) -> None:
@@ -108,7 +108,7 @@ class TimeSplit:
             seconds[part] = seconds.get(part, 0.0) + more
 
     def shares(self) -> dict[str, float]:
-        """Returns the share of each part in the time of its kind of node, as `actor_policy`."""
+        """Returns each part's share of the time of its kind of node, named like `actor_policy`."""
         return {
             f"{kind}_{part}": min(1.0, max(0.0, spent / seconds[TOTAL]))
             for kind, seconds in self._seconds.items()

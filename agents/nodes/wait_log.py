@@ -19,9 +19,10 @@ class WaitLog:
         """Stores the texts.
 
         Args:
-          who: the node, as users know it.
+          who: the node's name in the log.
           reason: returns what it waits for and why; called when a line is due.
-          stop: the node's stop event. Only the node's own thread can ask for it; any may wait.
+          stop: the node's stop event. Only the node's own thread can obtain it; any thread may wait
+            for it.
         """
         self._who = who
         self._reason = reason

@@ -1,1 +1,1 @@
-"""The plan of a run: what its nodes need to know besides the agent."""
+"""The plan of a run: everything that its nodes need besides the agent."""

@@ -1,4 +1,4 @@
-"""What the nodes of a run need to know besides the agent."""
+"""Everything that the nodes of a run need besides the agent."""
 
 import dataclasses
 from pathlib import Path
@@ -20,12 +20,12 @@ class RunPlan:
       envs_per_actor: environments of each actor.
       env_engine: what steps them, see `environments.engines`.
       num_caches: nodes between the learner and the actors that serve its weights.
-      num_replay_shards: replay servers, each with an equal part of the items.
+      num_replay_shards: number of replay servers, each with an equal share of the items.
       replicas: the replicas of the learner.
       env_timeout: seconds after which a step or reset of an environment counts as stuck.
       evaluation: when to evaluate.
       checkpoint_seconds: seconds between two checkpoints.
-      keep_checkpoints: how many of the newest checkpoints stay.
+      keep_checkpoints: number of newest checkpoints to keep.
       profile_steps: learner steps to profile, START:END; None for none.
       run_dir: directory of metrics and checkpoints; a node that starts restores its state from it.
     """
