@@ -9,12 +9,13 @@ import numpy as np
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.statistics import number
 
-# Evaluations that a judgement needs.
+# Number of evaluations below which no advice is given.
 _FEWEST_EVALUATIONS = 6
-# The return stood still if the last third of the evaluations is above the third before by less than
+# The return stood still if the last third of the evaluations exceeds the third before by less than
 # this share of the range of all returns.
 _PROGRESS = 0.05
-# Below this share of failed episodes and this spread of returns, a run that stands still is done.
+# A run that stands still has succeeded if few episodes fail and the spread of its returns, relative
+# to their size, is at most this.
 _SPREAD = 0.2
 
 _EDGE_MASS = 0.1
@@ -22,21 +23,21 @@ _SATURATION = 0.8
 _DORMANT = 0.5
 _BIAS = 0.5
 _FAILED_SOME, _FAILED_ALL = 0.1, 0.9
-# Effective share of a batch that importance weights leave.
+# Lowest effective share of a batch that importance weights may leave.
 _EFFECTIVE_SHARE = 0.2
 _INVERTING = "inverting"
 _ABSENT = object()
 
 
 def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
-    """Returns lines that say why a run does not learn, the most telling one first.
+    """Returns lines on why a run does not learn, the most telling one first.
 
     Args:
       run_dir: the run's directory.
-      options: the options of the run, by name, as in its `config.json`. Only these are named.
+      options: the options of the run, by name, as in its `config.json`. The advice names no others.
 
     Returns:
-      That nothing was learned if there was no learner step. Nothing if there are too few
+      A line that nothing was learned if there was no learner step. Nothing if there are too few
       evaluations, if nearly all episodes succeed, or if the return still rose and not nearly all
       episodes fail; else what the metrics of the last third of the run point to.
     """
@@ -55,11 +56,11 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     figures = {**_last_third(read_metrics(run_dir, "learner")), **_last_third(evaluator)}
     failed = evaluator.get("failed_share", np.full(len(returns), np.nan))
     if not np.isfinite(_thirds(failed)[-1]).all():
-        # Evaluations lack it in which episodes ended by themselves, perhaps at their goal: the
-        # others say nothing about these.
+        # Evaluations with terminated episodes, perhaps at their goal, lack this figure, and the
+        # others say nothing about them.
         figures.pop("failed_share", None)
     is_still = stood_still(returns)
-    # Returns near 0 rise and fall by shares of their range that say nothing.
+    # Returns near 0 rise and fall by meaningless shares of their range.
     is_low = figures.get("failed_share", 0.0) >= _FAILED_ALL and failed[-1] >= _FAILED_ALL
     if not (is_still or is_low) or _succeeds(figures) or _is_best(evaluator):
         return []
@@ -103,7 +104,7 @@ def _last_third(table: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def _succeeds(figures: Mapping[str, float]) -> bool:
-    """Whether nothing is left to learn, as far as the figures tell: no failure, equal returns."""
+    """Whether nothing seems left to learn: few failures, and similar returns."""
     high, low = figures["episode_return_max"], figures["episode_return_min"]
     is_even = high - low <= _SPREAD * max(abs(high), abs(low), 1e-9)
     return is_even and figures.get("failed_share", 1.0) < _FAILED_SOME
@@ -117,11 +118,11 @@ def _is_best(evaluator: Mapping[str, np.ndarray]) -> bool:
 
 
 def known(options: Mapping[str, Any], *names: str) -> str:
-    """Returns those of some options of the command that a run has, joined by "or".
+    """Returns those of the given options that a run has, joined by "or".
 
     Args:
       options: the options of the run, by name, as in its `config.json`.
-      *names: such as `--agent.replay.min-size`.
+      *names: names of options, such as `--agent.replay.min-size`.
     """
     return " or ".join(name for name in names if _value(options, name) is not _ABSENT)
 
@@ -138,10 +139,10 @@ def _remedy(verb: str, options: str) -> str:
 
 
 def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what the figures point to, the most telling cause first."""
+    """Yields the causes that the figures point to, the most telling one first."""
     for side, option, direction in (("high", "value-max", "raise"), ("low", "value-min", "lower")):
-        # Without a value of its own, the edge is the bound that follows from the rewards: returns
-        # beyond it do not exist.
+        # If the option is not set, the edge is the bound that follows from the rewards: no return
+        # lies beyond it.
         is_chosen = _value(options, f"--agent.{option}") is not None
         mass = figures.get(f"value_edge_mass_{side}", 0.0)
         if is_chosen and mass > _EDGE_MASS:

@@ -12,7 +12,7 @@ from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.
 _WAITING_THRESHOLD = 0.05
-# One side holds the other up if it waits for less than this part of what the other one waits.
+# One side holds up the other if it waits for less than this fraction of the other's waiting time.
 _MUCH_LESS = 0.5
 _KINDS = ("actor", "learner")
 _PART_NAMES = {
@@ -26,7 +26,7 @@ _PART_NAMES = {
     "publish": "weights",
     "save": "checkpoints",
 }
-# What actors do, as the largest part of their work.
+# The kinds of an actor's work, as named in the verdict.
 _WORK = {
     "environment": "the environment",
     "render": "rendering",
@@ -34,9 +34,9 @@ _WORK = {
     "insert": "insertion into the replay",
 }
 _CHECKPOINTS = 0.1
-# Shares that add up to no more than this say nothing, and would be shown as 0 %.
+# Shares that add up to no more than this are meaningless, and would be shown as 0 %.
 _NOTHING = 0.01
-# Units of a layer from which bfloat16 is faster on every machine that is fast at it.
+# Units of a layer from which bfloat16 is faster on every machine with fast bfloat16.
 _WIDE = 512
 _GPU = "a GPU, or --replicas N on as many devices,"
 
@@ -77,7 +77,7 @@ def parts(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
     Returns:
       "actor" and "learner" -> name of each part -> its share, the greatest first. A kind that has
-      not reported, or did nothing of all that for nearly all of its time, is left out.
+      not reported, or spent hardly any time on these parts, is left out.
     """
     found = {}
     for kind in _KINDS:
@@ -96,7 +96,7 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
 
     Args:
       shares: shares of time, such as `actor_wait`.
-      options: the options of the run; `actors` is the number that it has.
+      options: the options of the run; `actors` is the current number.
     """
     slowest = find(shares.get("actor_wait", 0.0), shares.get("learner_wait", 0.0))
     if slowest == "learner":

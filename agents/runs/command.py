@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _PRESET = "--preset"
 _DEFAULT = "default"
-# Numbers that a checkpoint fixes: they are in its tables, its rows or its critic, or only begin.
+# Settings that a checkpoint fixes: its tables, rows or critic depend on them, or they are only
+# initial values.
 _FIXED = ("replay.", "discount", "value-min", "value-max", "initial-temperature")
 
 
@@ -163,7 +164,7 @@ class AgentCommand:
         if options.launch == "processes":
             import launchpad as lp
 
-            # Beside the imports of this process, which take as long.
+            # In parallel with the imports of this process, which take as long.
             lp.preload("agents.runs.imports", self.factory.partition(":")[0])
         # An unknown environment is noticed before TensorFlow is imported.
         environment_spec = options.task.spec()

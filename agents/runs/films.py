@@ -1,4 +1,4 @@
-"""Films of a run, each made by a process of its own from the newest checkpoint."""
+"""Films of a run, each made by a separate process from the newest checkpoint."""
 
 import contextlib
 import logging
@@ -33,9 +33,9 @@ def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
 def film_at_the_end(
     run: RunDirectory, command: Callable[[Path], Sequence[str]] = video_command
 ) -> None:
-    """Films an episode. Where that cannot be done, it warns: the run is complete all the same.
+    """Films an episode. If that fails, it only warns, because the run is complete.
 
-    The process of its own is independent of the TensorFlow and OpenGL state of this one.
+    A separate process is independent of the TensorFlow and OpenGL state of this one.
 
     Args:
       run: the run to film.
@@ -60,11 +60,11 @@ def _reason(errors: str) -> str:
 
 
 class Films:
-    """Starts a film at each multiple of so many steps of a run, unless one is being made.
+    """Starts a film at each multiple of `every` steps of a run, unless one is being made.
 
     The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
     the run when the film was started. They show the policy of the newest checkpoint. A film that
-    fails is not tried again, and the run goes on. Where nothing can be rendered, or no film can be
+    fails is not tried again, and the run goes on. If nothing can be rendered, or a film cannot be
     started, it warns once and starts no further films.
     """
 
@@ -87,7 +87,7 @@ class Films:
         self._due: int | None = None
         self._process: subprocess.Popen | None = None
         self._output = run.path / _FOLDER  # Of that process.
-        self._errors: IO[str] | None = None  # What the films write; from the first one on.
+        self._errors: IO[str] | None = None  # The films' error output, from the first one on.
 
     def tick(self, environment_steps: int) -> None:
         """Starts the next film if it is due; called repeatedly.
@@ -117,7 +117,7 @@ class Films:
         self._output = output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
         output.parent.mkdir(exist_ok=True)
         if self._errors is None:
-            # A film that waits for a full pipe to be read would never end.
+            # A film that blocks on a full pipe, which is not read, would never end.
             self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
         self._process = subprocess.Popen(
             list(self._command(self._run.path, output)),
@@ -131,11 +131,11 @@ class Films:
         os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def close(self) -> None:
-        """Ends a film that is being made, and says so; leaves nothing of it."""
+        """Ends a film that is being made, with a warning, and removes what is left of it."""
         if self._process is not None and self._is_filming():
             self._process.terminate()
             self._process.wait()
-            if not self._output.exists():  # It takes its name once it is complete.
+            if not self._output.exists():  # A film gets its name once it is complete.
                 _LOG.warning(
                     "the film at %s steps was not complete at the end of the run; it is left out",
                     f"{int(self._output.stem):,}",
@@ -143,7 +143,7 @@ class Films:
         folder = self._run.path / _FOLDER
         for partial in folder.glob(".*.partial.mp4"):
             partial.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # There is none, or it has films.
+        with contextlib.suppress(OSError):  # The folder is missing, or has films.
             folder.rmdir()
         if self._errors is not None:
             self._errors.close()

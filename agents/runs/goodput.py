@@ -1,4 +1,4 @@
-"""What restarts have cost a run."""
+"""The time that a run has lost by restarts."""
 
 from pathlib import Path
 
@@ -7,14 +7,15 @@ import numpy as np
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 
-# With less than this part of its usual speed, the learner stands still or repeats steps.
+# Below this fraction of its usual speed, the learner stands still or repeats steps.
 _STANDS_STILL = 0.5
-# It stood still at the end if that took longer than as many of the usual times between two rows.
+# The learner stood still at the end if the time since its last row exceeds this many usual
+# intervals between two rows.
 _ROWS_MISSED = 3
 
 
 def line(run_dir: Path, stopped_at: float | None) -> str | None:
-    """Returns the line that tells the user of a run whose nodes were started again.
+    """Returns the line that a run whose nodes were restarted prints at its end.
 
     Args:
       run_dir: directory of the run.
@@ -32,11 +33,11 @@ def line(run_dir: Path, stopped_at: float | None) -> str | None:
 
 
 def lost_seconds(run_dir: Path, stopped_at: float | None) -> tuple[float, float] | None:
-    """Returns how long the learner did not get further, and how long it has trained.
+    """Returns how long the learner made no progress, and how long it has trained.
 
-    It does not get further while it is down, while it repeats steps that a kill has undone, and
-    while it waits for a node that is down. Goodput, the steps kept divided by the steps of an
-    undisturbed run in the same time, is 1 minus the ratio of the two.
+    It makes no progress while it is down, while it repeats steps that a kill has undone, and while
+    it waits for a node that is down. Goodput, the steps kept divided by the steps of an undisturbed
+    run in the same time, is 1 minus the ratio of the two.
 
     Args:
       run_dir: directory of the run.

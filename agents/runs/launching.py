@@ -13,20 +13,21 @@ _LAUNCH_TYPES = {
     "ray": lp.LaunchType.RAY,
 }
 _LEARNER = "learner"
-# Low estimates of the memory of an environment, and of an actor: in a process TensorFlow too.
+# Low estimates of the memory of an environment, and of an actor; in a separate process, an actor
+# also needs that of TensorFlow.
 _ENVIRONMENT_BYTES = 20e6
 _ACTOR_BYTES = {"threads": 0.0, "processes": 280e6, "ray": 280e6}
-# Before the first restart of a node; it doubles with each one in a row. Nodes are forked, so that a
-# restart costs little.
+# Pause before the first restart of a node; it doubles with each further one in a row. Nodes are
+# forked, so that a restart costs little.
 _FIRST_PAUSE_SECS = 0.05
 # Set by `share_processors` in the launcher.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
-# What machines of a named cluster do not inherit from the launcher.
+# Environment variables that the machines of a named cluster do not inherit from the launcher.
 _SHARED = (_THREADS, OPEN_PORTS)
 
 
 def share_processors() -> None:
-    """Lets an operation of TensorFlow use half of the processors, unless the user has set it.
+    """Limits a TensorFlow operation to half of the processors, unless the user has set a number.
 
     Networks for control are small: splitting an operation over all processors costs more than it
     gains, and the actors need some of them too.
@@ -90,9 +91,9 @@ def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> 
 def _resources(program: lp.Program, address: str | None, gpus: int) -> dict[str, lp.PythonProcess]:
     """Returns the resources of each node.
 
-    Only learners see GPUs, because TensorFlow takes all memory of a GPU that it sees. No node asks
-    Ray for CPUs: a run has more nodes than a small machine has CPUs, and most of them wait most of
-    the time.
+    Only learners see GPUs, because TensorFlow takes all memory of a GPU that it sees. No node
+    requests CPUs from Ray: a run has more nodes than a small machine has CPUs, and most of them
+    wait most of the time.
     """
     env = {name: os.environ[name] for name in _SHARED if address and name in os.environ}
     return {

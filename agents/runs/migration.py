@@ -1,7 +1,7 @@
-"""Brings the directory of a run that an earlier version made up to this one.
+"""Migrates the directory of a run of an earlier version to this one.
 
-Each change of settings or variables needs a rule: a setting that did not exist gets the value that
-stands for what runs did before it (`agents.config.restored`), and new names are listed here.
+Each change of settings or variables needs a rule: a new setting gets the value that stands for the
+behaviour of earlier runs (`agents.config.restored`), and new names are listed here.
 """
 
 import re
@@ -21,19 +21,19 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _OPTIONS = {"picture": "frame"}
 _VARIABLES = (
-    # 0.1.0 had the networks side by side; now those of the online and of the target group.
+    # 0.1.0 had all networks side by side; now they are in an online and a target group.
     (r"^module/target_(policy|critic|encoder)/", r"module/target/\1/"),
     (r"^module/(policy|critic|encoder)/", r"module/online/\1/"),
     # The layers of a critic below its head became a module.
     (r"^(module/(?:online|target)/critic)/(_torso|_trunk)/_layers/", r"\1/_torso/\2/_layers/"),
 )
 _LEARNER = "learner"
-# However many a run has kept: what was there stays.
+# Keep all checkpoints, however many the run has.
 _KEEP = sys.maxsize
 
 
 class SettingsSource(Protocol):
-    """What knows the settings of an agent, as `agents.runs.command.AgentCommand` does."""
+    """Provides the settings of an agent, as `agents.runs.command.AgentCommand` does."""
 
     def config_type(self, pixels: bool) -> type:
         """Returns the dataclass of the hyper-parameters, from pixels or from the state."""
@@ -43,13 +43,13 @@ class SettingsSource(Protocol):
 
 
 def migrate(source: SettingsSource, run_dir: Path) -> list[str]:
-    """Rewrites what this version would not continue; what was there is kept beside it.
+    """Rewrites what this version could not continue, and keeps the originals.
 
-    The settings of before become `config.json.old`, and a checkpoint is followed by a new one. The
-    settings come last, so that the command can be repeated after a kill.
+    The old settings become `config.json.old`, and a new checkpoint follows the newest one. The
+    settings are written last, so that the command can be repeated after a kill.
 
     Args:
-      source: knows the settings of the agent.
+      source: provides the settings of the agent.
       run_dir: the run's directory.
 
     Returns:
@@ -85,7 +85,7 @@ def _config(source: SettingsSource, config: Mapping[str, Any]) -> dict[str, Any]
     for was, now in _renamed(options):
         options[now] = options.pop(was)
     kind = source.config_type("pixels" in config["identity"])
-    # As they were asked for; the identity has what the run decided when it began.
+    # As they were requested; the identity has the values that the run chose when it began.
     options["agent"] = to_plain(restored(kind, stored_part(options, "agent", Mapping)))
     chosen = source.options_from(options)
     agent = to_plain(restored(kind, config["identity"]["agent"]))
@@ -113,7 +113,7 @@ def _added(group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
 
 
 def _migrate_checkpoint(folder: Path) -> Iterator[str]:
-    """Adds a checkpoint with the variables' names of this version, if those of the newest differ.
+    """Adds a checkpoint with this version's variable names, if those of the newest one differ.
 
     Yields:
       A line on what was done.

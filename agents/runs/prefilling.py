@@ -27,7 +27,7 @@ class Prefilling:
         self._options = options
         self._run = run
         self._dataset: EpisodeDataset | None = None
-        # The newest one may be damaged, which is looked after later, under the run's lock.
+        # The newest checkpoint may be damaged, which is handled later, under the run's lock.
         if options.prefill is not None and Checkpointer(run.checkpoints).is_empty:
             self._dataset = open_dataset(options.prefill, options.task)
             self._summary = self._dataset.check()
@@ -35,7 +35,7 @@ class Prefilling:
     def fill(self, agent: Agent, num_replicas: int) -> None:
         """Writes the tables with which the replay servers start, and prints a line.
 
-        For a run without a checkpoint.
+        To be called only for a run without a checkpoint.
 
         Args:
           agent: the agent.

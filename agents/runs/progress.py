@@ -56,7 +56,7 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
     parts.append(verdict(progress, is_moving=actor_rate > 0 or learner_rate > 0))
-    # The rate of a replay that fills is not that of the rest of the run.
+    # The rate while the replay fills is not that of the rest of the run.
     lasting_rate = actor_rate if progress.learner_steps else 0.0
     return progress_text(progress.environment_steps, progress.total_steps, lasting_rate, parts)
 
@@ -86,6 +86,6 @@ def verdict(progress: Progress, is_moving: bool = True) -> str:
     load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     # The load is that of the whole machine.
     is_overloaded = processors == os.cpu_count() and load > processors
-    if slowest == "replay" and is_overloaded:  # Nothing gets its turn, not even the replay.
+    if slowest == "replay" and is_overloaded:  # Everything waits for them, even the replay.
         return f"bottleneck: processors (load {load:.0f} on {processors}; {waits})"
     return f"bottleneck: {slowest} ({waits})"

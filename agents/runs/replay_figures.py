@@ -29,7 +29,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     Returns:
       Nested figures by name, as JSON has them. Ages are in environment steps: a transition is one
       action younger than the one that was inserted before it. Transitions that were repeated to
-      fill an item count too: Reverb does not tell them from others.
+      fill an item count too: Reverb does not distinguish them.
 
     Raises:
       UsageError: if there is no run, no checkpoint, or no replay that can be read.
@@ -44,7 +44,7 @@ def read(run_dir: Path) -> dict[str, Any]:
         )
     shards = int(identity.get("replay_shards", 1))
     with _scratch(run_dir) as scratch:
-        # At once: a run that trains removes its checkpoints while they are read.
+        # Link all parts first: a run that trains removes its checkpoints while they are read.
         folders = {part_name(shard): scratch / part_name(shard) for shard in range(shards)}
         progress: dict[str, Any] = {}
         checkpoint = run.checkpointer().restore(
@@ -85,7 +85,7 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _scratch(run_dir: Path) -> Iterator[Path]:
-    """Makes a folder for a while, if possible where files of the run can be linked."""
+    """Makes a temporary folder, if possible where files of the run can be linked."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=".replay-", dir=run_dir)
     except OSError:
@@ -113,7 +113,7 @@ def _times_sampled(times: np.ndarray) -> dict[str, Any]:
 
 
 def _priority(priorities: np.ndarray, exponent: float) -> dict[str, Any]:
-    """Returns the spread of priorities, what they lead to, and their histogram."""
+    """Returns the spread of priorities, their effect on sampling, and their histogram."""
     mass = np.sort(priorities**exponent)[::-1]
     top = mass[: math.ceil(0.01 * len(mass))].sum() / mass.sum() if len(mass) else None
     positive = priorities[priorities > 0]
@@ -121,7 +121,7 @@ def _priority(priorities: np.ndarray, exponent: float) -> dict[str, Any]:
     if len(positive):
         low, high = float(positive.min()), float(positive.max())
         edges = np.geomspace(low, high, _BINS + 1 if low < high else 2)
-        edges[0], edges[-1] = low, high  # Rounding must not leave one out.
+        edges[0], edges[-1] = low, high  # Rounding must not exclude a value.
         inner = np.searchsorted(edges[1:-1], positive, side="right")
         counts = np.bincount(inner, minlength=len(edges) - 1)
     return {

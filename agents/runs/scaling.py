@@ -2,8 +2,8 @@
 
 The command writes the wanted number to `RUN_DIR/actors.json`. The process that launched the run
 reads the file every second, and adds actors or lets the last ones end. A continued run reads it
-too. The run's config keeps the `--actors` of its command: only so is the same command told from one
-with another number.
+too. The run's config keeps the `--actors` of its command, which distinguishes the same command from
+one with another number.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _NEW_FILE = ".actors.json.new"
 _GROUP = "actor"
-# A run that is just starting takes notice when its nodes are up.
+# A run that is just starting notices the change when its nodes are up.
 SECONDS_TO_SCALE = 300.0
 _POLL_SECONDS = 0.2
 
 
 class Scaler:
-    """Gives a running program as many actors as are wanted."""
+    """Gives a running program the wanted number of actors."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Scaler:
           run_dir: the run's directory.
           count: actors that the program was launched with.
           manager: the manager of the program.
-          make_actor: makes the node of an actor from its index and the number of all actors; None
+          make_actor: makes the node of an actor from its index and the total number of actors; None
             if the program has a fixed number.
         """
         self._run_dir = run_dir
         self._wanted = count
-        # The run has written its config when it knew `count`.
+        # `count` was known when the run wrote its config.
         self._noted = RunDirectory(run_dir).described
-        # Those that were added, and not told to end since.
+        # Indices of the actors that were added and not told to end since.
         self._present = set(range(count))
         self._manager = manager
         self._make_actor = make_actor
@@ -68,22 +68,24 @@ class Scaler:
           CourierError: if the counter does not answer; the next call tries again.
           ProgramStoppedError: if an actor is to be added and the program is stopping.
         """
-        # Asked before: a number that is written meanwhile is noted once more.
+        # Read first: a number that is written between the two reads is then noted again.
         written = actor_count.written(self._run_dir)
         wanted = actor_count.read(self._run_dir)
         is_new = wanted != self._wanted or written > self._noted
         if wanted is not None and self._make_actor is not None and is_new:
-            # Also an equal number, after another one that nobody has noted: its command waits.
+            # Also if the number is the same, after another one that was not noticed: its command
+            # waits.
             before, self._wanted, self._noted = self._wanted, wanted, written
             self._is_limited = True
             events.record(self._run_dir, events.RUN, events.SCALED, f"{before} to {wanted}")
         if not self._is_limited or self._make_actor is None:
             return
-        # Each time: a counter that was restarted knows no limit.
+        # Every time: a restarted counter has no limit.
         counter.limit_actors(self._wanted)
         indices = set(range(self._wanted))
         self._present &= indices
-        # An actor that was just taken away may still be ending, or go on: it is looked at again.
+        # An actor that was just removed may still be ending, or go on: the next call checks it
+        # again.
         for index in sorted(indices - self._present - self._manager.live_nodes(_GROUP)):
             self._manager.add_node(self._make_actor(index, self._wanted), _GROUP, index)
             self._present.add(index)
@@ -94,8 +96,8 @@ def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
 
     Args:
       run: directory of the run.
-      options: the options as given to the command. Another `--actors` than in the run's config is
-        newer than what `request` has written.
+      options: the options as given to the command. If their `--actors` differs from that of the
+        run's config, it is newer than the number that `request` has written.
     """
     wanted = actor_count.read(run.path)
     if wanted is None or options.deterministic or options.actors != _option(run):
@@ -107,8 +109,8 @@ def forget_older(run: RunDirectory, option: int) -> None:
     """Removes a wanted number that a newer `--actors` has replaced.
 
     Args:
-      run: directory of the run, which this process has locked; its config is that of the command
-        before.
+      run: directory of the run, which this process has locked; its config is still that of the
+        previous command.
       option: `--actors` of the command.
     """
     if run.exists and option != _option(run):
@@ -121,18 +123,18 @@ def _option(run: RunDirectory) -> int | None:
 
 
 def request(run_dir: Path, actors: int) -> str:
-    """Writes down how many actors a run is to have, and waits until a live run takes notice.
+    """Writes the wanted number of actors of a run, and waits until a live run notices it.
 
     Args:
       run_dir: the run's directory.
       actors: their number.
 
     Returns:
-      A line that says what happens.
+      A line that describes what happens.
 
     Raises:
       UsageError: if the run cannot have that many, its directory cannot be written, or the run does
-        not take notice.
+        not notice the change.
     """
     run = RunDirectory(run_dir)
     run.check_single()
@@ -170,7 +172,7 @@ def request(run_dir: Path, actors: int) -> str:
 
 
 def _check(stored: dict[str, Any], before: int, actors: int) -> None:
-    # What an earlier version did not know has its default.
+    # Options that an earlier version lacks have their defaults.
     stored = {field.name: field.default for field in dataclasses.fields(AgentOptions)} | stored
     check_option(actors >= 1, "actors", "at least 1", actors)
     environments = actors * stored["envs_per_actor"]
@@ -184,7 +186,7 @@ def _check(stored: dict[str, Any], before: int, actors: int) -> None:
         actors >= stored["caches"], "actors", f"at least one a cache, {stored['caches']}", actors
     )
     added = actors - before
-    if added > 0 and stored["address"] is None:  # The memory that is free now is for the new ones.
+    if added > 0 and stored["address"] is None:  # Only the new ones need free memory.
         check_actors(added, stored["envs_per_actor"], stored["launch"], None)
 
 

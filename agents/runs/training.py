@@ -72,17 +72,17 @@ def train(
       listener: is notified of the run and its evaluations.
 
     Returns:
-      Exit status: 0 when the run is complete, 128 and the signal's number when one ended it, or
-      that of SIGTERM when the program did whose node calls this.
+      Exit status: 0 if the run is complete; 128 plus the number of the signal that ended it, or
+      plus that of SIGTERM if the program whose node calls this ended it.
 
     Raises:
       UsageError: bad input; no existing run was touched.
     """
     trackers.check(options.track)
     share_processors()
-    if options.deterministic:  # A local replay has single rows, which nobody waits for.
+    if options.deterministic:  # A local replay stores single transitions.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
-    root = _RUNS / folder_name(source.name)  # Of `module:command`, "module-command".
+    root = _RUNS / folder_name(source.name)  # `module:command` becomes "module-command".
     base = f"{folder_name(options.env)}-seed{options.seed}"
     with (
         allowing_open_ports(options.open_ports),
@@ -146,8 +146,8 @@ def _train_in(
             run_dir=run.path.resolve(),
         )
         forget_older(run, asked.actors)
-        # As they were asked for: in another run that begins with them (`--config`), what is "auto"
-        # follows its task and its machine. What this run has decided is in its identity.
+        # The options as requested: in another run that begins with them (`--config`), "auto" is
+        # resolved for its own task and machine. What this run has chosen is in its identity.
         run.describe(source.name, identity, asked.plain(), options.score.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         if options.actors != asked.actors:
@@ -164,7 +164,7 @@ def _train_in(
 
 
 def _as_of(run: RunDirectory, options: AgentOptions) -> AgentOptions:
-    """Returns the options with the settings that the run's past decides.
+    """Returns the options with the settings that are determined by the run's past.
 
     These are settings that are "auto", and the number of actors that `scale` has asked for.
     """
@@ -236,10 +236,10 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
 
 @contextlib.contextmanager
 def _told_if_slow(name: str) -> Iterator[None]:
-    """Warns if an environment is played for long before the run starts.
+    """Warns if episodes are played for long before the run starts.
 
-    It is played in this thread, because some environments only work in a main thread. So nothing
-    can end a call that does not return but the user.
+    They are played in this thread, because some environments only work in a main thread. So only
+    the user can end a call that does not return.
     """
     timer = threading.Timer(
         _PATIENCE_SECS,
@@ -273,7 +273,7 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
     progress: dict[str, Any] = {}
     Checkpointer(run.checkpoints).restore({"progress": JsonPart(dict, progress.update)})
     done = progress["environment_steps"]
-    # Other actors may have taken them, whose last actions exceeded them by more.
+    # More actors may have taken them, whose last actions exceeded them by more.
     target = run.config()["options"].get("steps", steps)
     if done >= steps and _evaluated_at(run) == steps and target <= steps:
         return True
@@ -302,12 +302,12 @@ def _run(
     evaluations, times = NewRows(run, "evaluator"), NewRows(run, "time")
     make = make_deterministic_program if options.deterministic else make_program
     described = make(agent, plan)
-    # Of a program that was killed: the whole run continues from its newest checkpoint.
+    # Left by a killed program: the whole run continues from its newest checkpoint.
     shutil.rmtree(program_folder(plan.run_dir), ignore_errors=True)
     line = AgentProgressLine()
     films = Films(run, options.video_every)
     noted, trained_until = 0, 0.0
-    # From here on, an error has to stop the program: the script would wait for its end.
+    # From here on, an error has to stop the program: otherwise the script would wait for its end.
     manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
     try:
         try:
@@ -342,7 +342,7 @@ def _run(
     except Exception:
         trackers.fail(run)
         raise
-    # Without a signal, too: the program of a node that launched this one may have stopped it.
+    # A run may stop without a signal, if it was launched by a node of a program that stops.
     is_complete = manager.signal_number is None and _evaluated_at(run) == options.steps
     stopped_at = None if is_complete else trained_until
     if noted and (told := goodput.line(run.path, stopped_at)):
@@ -368,7 +368,7 @@ def _remove_scratch(run: RunDirectory) -> None:
 
 
 def _finish(run: RunDirectory, options: AgentOptions, explained: Sequence[str] = ()) -> None:
-    """Prints and writes what a run leaves at its end, and records the end.
+    """Prints and writes the results of a run, and records its end.
 
     Args:
       run: the run, which has taken its last step and evaluated it.
@@ -394,7 +394,7 @@ def _failures_recorded(run: RunDirectory) -> Iterator[None]:
 
 
 def _plot(run: RunDirectory) -> None:
-    """Draws the evaluations. Without the image, the run is complete all the same."""
+    """Plots the evaluations. If that fails, it only warns, because the run is complete."""
     try:
         print(plots.plot([plots.read(run.path)], run.plot), flush=True)
     except (UsageError, OSError) as error:
