@@ -15,7 +15,7 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
 
     Args:
       learner: the learner, between two steps.
-      checkpointer: knows the newest checkpoint, from which the run could continue.
+      checkpointer: provides the newest checkpoint, from which the run could continue.
 
     Raises:
       LearnerDiverged: if a variable holds NaN or infinity. If it were saved, it would replace the

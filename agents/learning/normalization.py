@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from rl_replicator import collectives
 
-# Largest size of a normalised value. A sensor that was silent so far may deviate by any number of
-# its standard deviations.
+# Largest size of a normalised value. A sensor that has been constant so far may deviate by any
+# number of its standard deviations.
 _MAX = 10.0
 # Added to the variance: a dimension that hardly ever changes is scaled up by at most 100.
 _EPSILON = 1e-4
@@ -18,7 +18,7 @@ _MAX_IN_MOMENTS = 1e15
 
 
 def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_count):
-    """Computes the moments of two samples together from the moments of each.
+    """Computes the moments of two merged samples from the moments of each.
 
     Chan et al. 1983, "Algorithms for computing the sample variance", in the form that does not
     cancel if the mean is large compared with the standard deviation:
@@ -47,7 +47,7 @@ def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_coun
     return mean + share * delta, new_variance, total
 
 
-# It has variables, of which none is trainable.
+# It has variables, but none of them is trainable.
 @snt.allow_empty_variables
 class RunningNormalization(snt.Module):
     """An encoder of states: [B, N] float32 -> (x - mean) / standard deviation, clipped to +-10.

@@ -12,7 +12,7 @@ from agents.replay.transitions import Sample
 
 # While a policy still learns fast, the average spans this share of its steps.
 _SHARE = 0.1
-# Of the names under which averages are served.
+# Prefix of the names under which averages are served.
 _PREFIX = "average_"
 
 
@@ -30,11 +30,11 @@ class PolicyAverage(tf.Module):
     """A step module that also keeps an average of the networks that act.
 
     Adam's steps have the same size however small a gradient is. Therefore the weights of a policy
-    that has learned all that the critic knows keep wandering, and from one step to the next, the
-    policy may fail from starts of an episode from which it did not fail before. The exponential
-    average of the weights does not follow these steps (Polyak and Juditsky 1992, "Acceleration of
-    stochastic approximation by averaging"). It is evaluated, saved and exported. Actors explore
-    with the newest weights, so the training is the same as without an average. It implements
+    that has nothing more to learn from its critic keep wandering, and from one step to the next,
+    the policy may begin to fail from some initial states. The exponential average of the weights
+    does not follow these steps (Polyak and Juditsky 1992, "Acceleration of stochastic approximation
+    by averaging"). It is evaluated, saved and exported. Actors explore with the newest weights, so
+    the training is the same as without an average. It implements
     `agents.learning.replay_learner.StepModule`.
     """
 
@@ -42,7 +42,7 @@ class PolicyAverage(tf.Module):
         """Copies the weights of the acting networks.
 
         Args:
-          module: trains. A network without trainable variables has no average.
+          module: the module that trains. Its networks without trainable variables have no average.
           networks: built networks like those of `module.acting_networks`, which become the
             averages. Other acting networks have no average, because evaluators do not act with
             them.

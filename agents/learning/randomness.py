@@ -2,7 +2,7 @@
 
 A replica draws for the whole global batch and takes its own part, so that N replicas with batches
 of B / N draw exactly what one replica with a batch of B draws. A mesh is one replica, but DTensor
-may draw other numbers: each device draws its part of the batch from a seed of its own.
+may draw other numbers: each device draws its part of the batch from its own seed.
 """
 
 import tensorflow as tf
@@ -70,5 +70,5 @@ def _global(shape) -> list:
 
 def _own_part(drawn: tf.Tensor, shape) -> tf.Tensor:
     start = shape[0] * collectives.replica_id()
-    # Not drawn[start:...]: DTensor has no slice of tensors' values.
+    # Not drawn[start:...]: DTensor does not support slicing by the values of tensors.
     return tf.slice(drawn, [start, *[0] * (len(shape) - 1)], shape)

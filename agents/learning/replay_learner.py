@@ -20,7 +20,7 @@ from rl_replicator.errors import ConfigError
 from rl_replicator.graphs import assignments
 from rl_replicator.layers import precision
 
-# A metric of ours, beside those of the step.
+# The learner's own metric, in addition to those of the step.
 _DROPPED_BATCHES = "dropped_priority_batches"
 
 
@@ -44,7 +44,7 @@ class _CallOutput(NamedTuple):
     Attributes:
       keys: see `StepOutput`.
       priorities: see `StepOutput`.
-      metrics: [M] float32. An array of its own for each of them takes 2 to 4 % of a small step.
+      metrics: [M] float32. A separate array for each of them takes 2 to 4 % of a small step.
     """
 
     keys: tf.Tensor
@@ -219,7 +219,7 @@ class ReplayLearner:
         self._inputs.close()
 
     def _step_fn(self, sample: Sample) -> _CallOutput:
-        """Takes the batch into the statistics of the observations, and trains on it."""
+        """Adds the batch to the statistics of the observations, and trains on it."""
         networks = self._module.acting_networks.values()
         update_statistics(networks, sample.transition.observation)
         with precision.autocast(self._dtype):
@@ -231,7 +231,7 @@ class ReplayLearner:
         return _CallOutput(output.keys, output.priorities, packed)
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
-        """Copies the weights, together with the number of steps that made them."""
+        """Copies the weights, together with the number of steps that produced them."""
         weights = {path: variable.numpy() for path, variable in self._published.items()}
         return {**weights, f"{LEARNER_STEPS}/count": np.array(self._num_steps)}
 
@@ -244,7 +244,8 @@ def _metrics_of(output: Any) -> dict[str, tf.Tensor]:
       output: what a module's `step_fn` returned.
 
     Raises:
-      ConfigError: if it is no `StepOutput`, or its metrics are no scalars by names of their own.
+      ConfigError: if it is not a `StepOutput`, or its metrics are not scalars by name, or have a
+        reserved name.
     """
     if not isinstance(output, StepOutput):
         raise ConfigError(
@@ -278,7 +279,7 @@ def _check_priorities(output: StepOutput) -> None:
     """Checks that a step returned one priority for each key.
 
     Raises:
-      ConfigError: if the shapes differ. The table would refuse them in a thread of its own.
+      ConfigError: if the shapes differ. The table would reject them only later, in another thread.
     """
     keys = output.keys.shape
     found = getattr(output.priorities, "shape", None)
@@ -290,14 +291,14 @@ def _check_priorities(output: StepOutput) -> None:
 
 
 def _check_counts(num_steps: tf.Variable, assigned: Sequence[tf.Variable]) -> None:
-    """Checks that the step counts.
+    """Checks that the step changes its counter.
 
     Args:
       num_steps: the counter.
       assigned: the variables that the step assigns.
 
     Raises:
-      ConfigError: if it does not. What depends on the counter would be equal in all steps.
+      ConfigError: if it does not. Whatever depends on the counter would be the same in all steps.
     """
     counter = assignments.handle_ids(num_steps)
     if all(counter.isdisjoint(assignments.handle_ids(variable)) for variable in assigned):

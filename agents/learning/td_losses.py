@@ -55,7 +55,7 @@ def checked(td_loss: TDLoss) -> TDLoss:
     """Returns the function with a check of its results.
 
     Args:
-      td_loss: TD errors -> losses of the same shape. It may be a user's own.
+      td_loss: TD errors -> losses of the same shape. It may be user-defined.
 
     Returns:
       The same, but it raises ConfigError for losses of another shape.

@@ -24,10 +24,10 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
     Raises:
       ConfigError: if two variables have the same name.
     """
-    # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
-    # in every process that builds the module under the same name. Layers that were made before the
-    # module, such as those of a `snt.Sequential`, lack its name.
-    # In Keras, `name_scope` is a method.
+    # A variable's name contains those of the enclosing modules ("policy/torso/linear_0/w:0"), the
+    # same in every process that builds the module under the same name. Layers that were made before
+    # the module, such as those of a `snt.Sequential`, lack its name. In Keras, `name_scope` is a
+    # method.
     around = getattr(module.name_scope, "name", module.name).split("/")[0] + "/"
     paths = [f"{name}/{v.name.removeprefix(around).split(':')[0]}" for v in module.variables]
     doubles = sorted(path for path, count in collections.Counter(paths).items() if count > 1)
@@ -42,8 +42,8 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
 def check_same_names(name: str, module: snt.Module, again: snt.Module) -> None:
     """Checks that the variables of a network have the same paths every time it is built.
 
-    Keras numbers the layers of a process that have no name: actors and evaluators, which build the
-    network of the learner again, would not find its weights.
+    Keras numbers the unnamed layers of a process: actors and evaluators, which rebuild the
+    learner's network, would not find its weights.
 
     Args:
       name: name of the network.
@@ -63,10 +63,10 @@ def check_same_names(name: str, module: snt.Module, again: snt.Module) -> None:
 
 
 def check_same_results(name: str, network: snt.Module, again: snt.Module, inputs: Any) -> None:
-    """Checks that a network computes the same every time it is built and given its weights.
+    """Checks that a network computes the same whenever it is built and given its weights.
 
-    Numbers that it has drawn and keeps outside of variables, such as a random projection, are
-    others in each process. A network that draws numbers in every call is not compared.
+    Random numbers that it keeps outside of variables, such as a random projection, differ between
+    processes. A network that draws numbers in every call is not compared.
 
     Args:
       name: name of the network.
@@ -109,7 +109,7 @@ def collect_variables(
       path -> variable; a path begins with the name of its network.
 
     Raises:
-      KeyError: if there is no network of a name.
+      KeyError: if there is no network of such a name.
     """
     variables: dict[str, tf.Variable] = {}
     for name in names:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-# What a learner's `get_variables` calls the number of steps that made the weights.
+# Name under which a learner's `get_variables` serves the number of steps of its weights.
 LEARNER_STEPS = "learner_steps"
-# What it takes for that number and all of its networks, so that they are of one step.
+# Name that requests this number and all networks together, so that they are of one step.
 EVERYTHING = "everything"
 
 _WEIGHTS = "weights.npz"

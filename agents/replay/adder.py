@@ -78,9 +78,9 @@ class NStepTransitionAdder(base.Adder):
           n_step: steps in a full window.
           discount: gamma.
           initial_priority: the initial priority of a transition that the learner has not seen.
-          max_in_flight: transitions sent but not yet confirmed by the table.
+          max_in_flight: maximum number of transitions sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
-            accept what was written; returns True to go on all the same. May raise to give up.
+            accept what was written; returns True to go on anyway. May raise to give up.
         """
         self._writer = layout.open(client)
         self._layout = layout
@@ -124,7 +124,7 @@ class NStepTransitionAdder(base.Adder):
         Args:
           action: [A] float32.
           next_timestep: what the environment returned for it.
-          extras: what the learner is to know of the action, as the layout's `extras_spec` says.
+          extras: data on the action for the learner, as specified by the layout's `extras_spec`.
 
         Raises:
           ValueError: if `add_first` was not called, or the step does not fit the layout.

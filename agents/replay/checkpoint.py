@@ -43,7 +43,8 @@ class ReplayPart:
         try:
             written = Path(self._client.checkpoint())
         except (IndexError, RuntimeError) as error:
-            # Reverb's errors are of no class of their own; the disk's state tells what it was.
+            # Reverb's errors have no specific class; the state of the disk shows whether it was
+            # full.
             if "No space left" in str(error) or shutil.disk_usage(folder).free < _FULL_DISK_BYTES:
                 raise OSError(errno.ENOSPC, "No space left on device for the replay") from error
             raise ReplayError(f"the replay was not written: {error}") from error
@@ -60,10 +61,10 @@ class ReplayPart:
 
 
 class SameReplayPart:
-    """Links the replay of an earlier checkpoint, which takes no time if the file system has links.
+    """Links the replay of an earlier checkpoint: instantaneous if the file system supports links.
 
     For a program that must end within seconds while its table takes longer to write. Training then
-    continues from a replay that lacks the newest items; its rate limiter fits the items it has.
+    continues from a replay that lacks the newest items; its rate limiter matches the items it has.
     """
 
     def __init__(self, earlier: Path):
@@ -100,7 +101,7 @@ def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], Checkpoi
     """Makes the constructor of a replay server's checkpointer.
 
     When the server starts, it loads the tables of the newest checkpoint. If there is none, it loads
-    those that were filled for it before the start of the run, if there are any.
+    those that were filled before the start of the run, if any.
 
     Args:
       run_dir: directory of the run.

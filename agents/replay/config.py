@@ -1,4 +1,4 @@
-"""Every setting of the replay table, once."""
+"""All settings of the replay table."""
 
 import dataclasses
 from typing import Self

@@ -7,15 +7,15 @@ f_0 .. f_T lies in the table as
     f_0 .. f_0 (S times)   f_1 .. f_T   f_T .. f_T (n - 1 times)
 
 and the transition of step t is the S + n frames that start S - 1 before f_t. Its first S frames are
-the stack at t. The stack at the bootstrap observation starts k frames later, after as many steps as
-the return has: k = n, and less if the episode ends before.
+the stack at t. The stack at the bootstrap observation starts k frames later, where k is the number
+of steps in the return: n, or fewer if the episode ends before.
 
-An item holds one transition, or L consecutive ones of one episode, with L - 1 frames more. The last
+An item holds one transition, or L consecutive ones of one episode, with L - 1 more frames. The last
 item of an episode whose length is not a multiple of L begins in the item before it; an episode
 shorter than L repeats some of its transitions.
 
 A frame is stored as its difference to f_0, modulo 256: if the camera stands still it is mostly
-zeros and takes a third of the memory. Each item also refers to f_0, of which there is one.
+zeros and takes a third of the memory. Each item also refers to f_0, which is stored once.
 """
 
 import collections
@@ -112,11 +112,11 @@ class FrameLayout:
         return self._extras.pack(extras)
 
     def pack_row(self, transition: types.Transition, steps: int, step: int) -> np.ndarray:
-        """Packs all of a transition but its frames into a row of the signature's width.
+        """Packs a transition, except its frames, into a row of the signature's width.
 
         Args:
           transition: arrays, with packed extras.
-          steps: between its two observations.
+          steps: number of steps between its two observations.
           step: t, the number of its step in the episode.
         """
         numbers = [transition.reward, transition.discount, steps]
@@ -128,7 +128,8 @@ class FrameLayout:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
 
         The learner stacks them along channels (`agents.networks.augmentation`): this function runs
-        in the thread of the input, and moving single channels takes longer than all the rest of it.
+        in the thread of the input, and moving single channels takes longer than everything else in
+        it.
         """
         row, start = data["row"], tf.zeros([data["row"].shape[0]], tf.int32)  # [B, A + E + 3], [B]
         if places is not None:
@@ -173,7 +174,8 @@ class FrameWriter(EpisodeWriter):
         self._first: np.ndarray | None = None
         self._stored_first: Any = None
         self._difference: np.ndarray | None = None
-        # Of the current episode: the newest rows, how many there are, how many are in no item yet.
+        # Of the current episode: the newest rows, the number of all rows, and of those in no item
+        # yet.
         self._rows: collections.deque[np.ndarray] = collections.deque(maxlen=self._length)
         self._num_rows = self._num_pending = 0
         self._priority = 0.0

@@ -20,9 +20,10 @@ def make_input_fn(
     order of their addresses. Each shard draws by its own priorities; the probabilities and the
     table sizes of the samples are those among the items of all shards.
 
-    If items have n transitions, n batches are made of as many items as a batch has transitions.
-    Each of the batches has one transition of every item, from a random place in it. So a batch is
-    distributed as if its transitions were drawn independently of each other.
+    If items have n transitions, n batches are made from B items, where B is the number of
+    transitions in a batch. Each of the batches has one transition of every item, from a random
+    place in it. So a batch is distributed as if its transitions were drawn independently of each
+    other.
 
     Args:
       server_addresses: "host:port" of each replay server.
@@ -51,7 +52,7 @@ def make_input_fn(
 
     @tf.autograph.experimental.do_not_convert
     def batches(items: Sample) -> tf.data.Dataset:
-        """Makes n batches of items, each item in an order of its own."""
+        """Makes n batches of items; the order within each item begins at a random place."""
         start = tf.random.uniform([items.keys.shape[0]], maxval=length, dtype=tf.int32)
         places = (tf.range(length)[:, None] + start) % length  # [n, B]
         one_each = functools.partial(unpack, items)

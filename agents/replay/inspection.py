@@ -1,4 +1,4 @@
-"""What lies in the replay of a checkpoint."""
+"""Reads the contents of the replay in a checkpoint."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import UsageError
 
 _BATCH = 256
-# A server that gives nothing for this long has lost a transition.
+# A server that returns nothing for this long has lost a transition.
 _TIMEOUT_MS = 60_000
 
 
@@ -63,7 +63,7 @@ def read(agent: Any, folder: Path, scratch: Path, num_shards: int) -> StoredRepl
     copy = scratch / "copy"
     stored_tables.link(folder, copy)
     stored_tables.change(copy, _read_once)
-    # Reverb removes an item at its n-th sample, and never if it had more before.
+    # Reverb removes an item at its n-th sample, but never if it had more before.
     priorities, times_sampled = stored_tables.reset_times_sampled(copy)
     with stored_tables.served(agent.make_tables(1, num_shards), scratch / "served", copy) as client:
         rewards, discounts = _rewards(client, agent.layout, len(priorities))
@@ -81,7 +81,7 @@ def read(agent: Any, folder: Path, scratch: Path, num_shards: int) -> StoredRepl
 
 
 def _read_once(table: Any) -> None:
-    """Makes a table give each item once, the oldest first."""
+    """Makes a table return each item once, the oldest first."""
     stored_tables.lift_limit(table)
     table.sampler.Clear()
     table.sampler.fifo = True

@@ -1,4 +1,4 @@
-"""A replay table in the memory of one process, which always draws the same rows.
+"""A replay table in the memory of one process, which draws the same rows in every run.
 
 Reverb seeds its selectors from the operating system, and inserts and samples in threads, so that no
 two runs draw the same rows.
@@ -28,12 +28,12 @@ _STREAM = 0x5EED
 class LocalReplay:
     """A table of rows, prioritized or uniform; the oldest rows leave first.
 
-    It behaves as a Reverb table does that was made for the same settings, but a learner step is due
-    exactly when the ratio of samples to inserts allows it, without a tolerance. It is also a part
-    of a checkpoint, and the writer of the learner's priorities.
+    It behaves like a Reverb table with the same settings, except that a learner step is due exactly
+    when the ratio of samples to inserts allows it, without a tolerance. It is also a part of a
+    checkpoint, and the writer of the learner's priorities.
 
     Attributes:
-      num_dropped_batches: batches of priorities that were not written; none.
+      num_dropped_batches: batches of priorities that were not written; always 0.
     """
 
     def __init__(self, info: Any, seed: int):
@@ -80,7 +80,7 @@ class LocalReplay:
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
-        """Ignores inserts for a while: those of steps that are taken again after a restore."""
+        """Ignores inserts inside the context: those of steps that are repeated after a restore."""
         self._is_muted = True
         try:
             yield
@@ -144,7 +144,7 @@ class LocalReplay:
         self._num_sampled += self._demand.transitions_per_call
 
     def write(self, batches: Sequence[tuple[Any, Any]]) -> None:
-        """Writes priorities back, at once; see `agents.replay.priorities.PriorityWriter`."""
+        """Writes priorities back, immediately; see `agents.replay.priorities.PriorityWriter`."""
         keys = np.concatenate([np.ravel(keys) for keys, _ in batches]).astype(np.int64)
         priorities = np.concatenate([np.ravel(each) for _, each in batches])
         self._tree.set(keys, self._weights(for_table(priorities)))
@@ -185,7 +185,7 @@ class LocalReplay:
         return min(self._num_inserted, self._max_size)
 
     def _weights(self, priorities: np.ndarray) -> np.ndarray:
-        """Returns what rows are drawn in proportion to."""
+        """Returns the weights in proportion to which rows are drawn."""
         return np.ones_like(priorities) if self._exponent is None else priorities**self._exponent
 
     def _draw(self, count: int) -> tuple[np.ndarray, ...]:
@@ -194,12 +194,12 @@ class LocalReplay:
         slots = self._tree.find(self._random.random(count) * total)
         probabilities = self._tree.get(slots) / total
         sizes = np.full(count, self._size, np.int64)
-        # A key is the slot: no row leaves between a draw and the priority that it leads to.
+        # The slot serves as the key: no row leaves between its draw and the update of its priority.
         return slots.astype(np.uint64), probabilities, sizes, self._rows[slots]
 
 
 class _Writer:
-    """Writes each row at once."""
+    """Writes each row immediately."""
 
     def __init__(self, replay: LocalReplay):
         self._replay = replay

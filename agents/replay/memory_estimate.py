@@ -1,4 +1,4 @@
-"""An estimate of the memory of a replay; of frames, it is measured on frames of the task."""
+"""An estimate of the memory of a replay; for frames, it is measured on frames of the task."""
 
 import dataclasses
 import math
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from agents.replay.frames import FrameLayout
 
-# Bytes besides the frames, in table and allocator: of an item, however many transitions it has, and
-# of each of its transitions. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
+# Bytes in addition to the frames, in table and allocator: per item, however many transitions it
+# has, and per transition. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
 _BYTES_PER_ITEM = 1_500
 _BYTES_PER_TRANSITION = 250
 _FRAMES = 60
@@ -44,7 +44,7 @@ class MemoryEstimate:
         )
 
     def excess(self, available: float) -> str:
-        """Returns what to tell the user if the replay does not fit into the memory, else "".
+        """Returns a message for the user if the replay does not fit into the memory, else "".
 
         Args:
           available: free memory in bytes.
@@ -74,7 +74,7 @@ def estimate(
 ) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
-    As the table does, it counts L transitions for each item, however many of them are repeated.
+    Like the table, it counts L transitions for each item, however many of them are repeated.
 
     Args:
       environment: environment whose observations are single uint8 frames.
@@ -91,7 +91,7 @@ def estimate(
         steps = episode.num_actions
         differences = episode.frames - episode.frames[0]
         columns, rows = [differences[1:]], float(steps)
-        # What every episode has once is left out for one that goes on, for an unknown time.
+        # What every episode stores once is left out for an unfinished one, whose length is unknown.
         if episode.is_complete:
             columns = [episode.frames[:1], _column(differences, layout)]
             rows = max(steps, length)
@@ -127,7 +127,7 @@ def _compressed(frames: np.ndarray, chunk_length: int) -> int:
 
 
 def _play(environment: dm_env.Environment, random: np.random.Generator) -> list[_Episode]:
-    """Returns episodes, or a part of one, that have as many actions as are measured."""
+    """Plays `_FRAMES` random actions; returns the episodes, of which the last may be incomplete."""
     shape = environment.action_spec().shape
     episodes: list[_Episode] = []
     timestep = environment.reset()
@@ -159,7 +159,7 @@ def available_memory(group: Path = Path("/sys/fs/cgroup")) -> float:
         limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()
         if limit.strip() != "max":
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # The kernel gives up cached files that nobody reads, as it does for MemAvailable.
+            # The kernel can reclaim inactive cached files; MemAvailable includes them, too.
             available.append(float(limit) - float(used) + float(stat["inactive_file"]))
     except OSError:
         pass

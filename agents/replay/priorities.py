@@ -19,10 +19,10 @@ _MIN_PRIORITY = 1e-3
 
 
 def for_table(priorities: Any) -> np.ndarray:
-    """Returns priorities that a table takes.
+    """Returns priorities that a table accepts.
 
-    Reverb refuses NaN. It takes infinity, but then gives samples the probability 0. If the learner
-    has diverged, its next save ends the run with the name of a variable.
+    Reverb rejects NaN. It accepts infinity, but then gives samples the probability 0. If the
+    learner has diverged, its next save ends the run with the name of a variable.
 
     Args:
       priorities: float32 tensor or array.
@@ -53,12 +53,12 @@ class Priorities(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining priorities."""
         ...
 
 
 class PriorityWriter:
-    """Writes priorities in batches from a thread of its own.
+    """Writes priorities in batches from a separate thread.
 
     A late priority is only slightly stale, so a busy table never delays the learner: when the queue
     is full, the oldest batch is dropped and counted.
@@ -82,7 +82,7 @@ class PriorityWriter:
         self._thread.start()
 
     def write(self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> None:
-        """Queues the priorities of one call of the learner; returns at once.
+        """Queues the priorities of one call of the learner; returns immediately.
 
         Args:
           batches: from each replica, keys ([..., B] uint64) and priorities (float32 of the same
@@ -114,12 +114,12 @@ class PriorityWriter:
                 priorities = self._divide([p for _, p in batches])
                 for client, k, p in zip(self._clients, keys, priorities, strict=True):
                     client.update_priorities(TABLE, k, for_table(p))
-            except Exception as error:  # Handed to the learner's thread.
+            except Exception as error:  # `write` raises it in the learner's thread.
                 self._error = error
                 return
 
     def _divide(self, batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the elements that belong to each server: n x [..., B] -> one [N] a server."""
+        """Returns the elements that belong to each server: n x [..., B] -> one [N] per server."""
         split = [tf.split(batch, len(self._clients), axis=-1) for batch in batches]
         return [
             tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
@@ -127,7 +127,7 @@ class PriorityWriter:
         ]
 
     def close(self, timeout: float = 5.0) -> None:
-        """Writes what is queued and ends the thread, within `timeout` seconds."""
+        """Writes what is queued and ends the thread; waits up to twice `timeout` seconds."""
         try:
             self._queue.put(None, timeout=timeout)
         except queue.Full:

@@ -6,8 +6,8 @@ import numpy as np
 class PriorityTree:
     """Weights of slots in the leaves of a binary tree whose nodes hold the sum of their children.
 
-    The sums depend on the present weights alone, and not on the order in which they were set, so a
-    tree with the same weights draws the same slots.
+    The sums depend only on the current weights, not on the order in which they were set, so a tree
+    with the same weights draws the same slots.
     """
 
     def __init__(self, capacity: int):

@@ -1,6 +1,6 @@
-"""The files that a replay server has written: the limits of its tables, and a server of them.
+"""The files that a replay server has written: reads, changes and serves their tables.
 
-Reverb restores all of a table from its files, the settings included, whatever the table is that the
+Reverb restores everything about a table from its files, including its settings, whatever table the
 new server was made with.
 """
 
@@ -23,7 +23,7 @@ from rl_replicator.processes import ports
 
 _TABLES, _ITEMS = "tables.tfrecord", "items.tfrecord"
 _COMPRESSION = "ZLIB"
-# Of a TFRecord: length with checksum, checksum.
+# Bytes of a TFRecord before its data (length with checksum) and after it (checksum).
 _HEADER, _FOOTER = 12, 4
 # Beyond any difference between samples and inserts.
 _NO_LIMIT = 1e300
@@ -33,12 +33,12 @@ def change(folder: Path, change_table: Callable[[Any], None]) -> None:
     """Changes the settings of the tables in files.
 
     Args:
-      folder: that a server has written.
+      folder: a folder that a server has written.
       change_table: is called with each `PriorityTableCheckpoint`, and changes it in place.
     """
     path = folder / _TABLES
     tables = read(folder)
-    # Its own file: the old one may be linked to that of a run.
+    # Write a new file: the old one may be linked to that of a run.
     path.unlink()
     with tf.io.TFRecordWriter(str(path), _COMPRESSION) as writer:
         for table in tables:
@@ -56,7 +56,7 @@ def reset_times_sampled(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Makes the items in files look as if they had never been sampled.
 
     Args:
-      folder: that a server has written.
+      folder: a folder that a server has written.
 
     Returns:
       The priorities of the items, [n] float64, and how often they had been sampled, [n] int64.
@@ -75,7 +75,8 @@ def reset_times_sampled(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    # Without tf.data, which would settle the devices of a process that a learner is to run in.
+    # Without tf.data, which would initialise the devices of a process in which a learner may run
+    # later.
     data, start = zlib.decompress(path.read_bytes()), 0
     while start < len(data):
         (size,) = struct.unpack_from("<Q", data, start)
@@ -97,8 +98,8 @@ def link(source: Path, folder: Path) -> None:
     """Makes a copy of a server's files that takes no space where links are possible.
 
     Args:
-      source: that a server has written.
-      folder: to make.
+      source: a folder that a server has written.
+      folder: the folder to make.
     """
     folder.mkdir(parents=True)
     for path in source.iterdir():
@@ -137,7 +138,7 @@ def served(
 
     Args:
       tables: the tables of the server.
-      scratch: folder to make, for what the client lets the server write.
+      scratch: folder to make, for what the client has the server write.
       stored: files to restore the tables from.
 
     Yields:

@@ -14,15 +14,15 @@ _BATCHES_AHEAD = 2
 PREFETCHED_BATCHES = 2
 # Two queued for the step, and one on its way there.
 _BATCHES_BEHIND = 3
-# Transitions by which actors may be ahead of the learner, or behind, if nothing needs more. What
-# they are ahead at the end is never trained on.
+# Transitions by which actors may be ahead of the learner, or behind, unless more are needed. Those
+# by which they are ahead at the end are never trained on.
 _MOST_AHEAD = 100
 
 
 def draws_ahead(transitions_per_item: int) -> int:
     """Returns how many draws a sampler may request ahead.
 
-    A draw is as many items as a batch has transitions; it serves `transitions_per_item` batches.
+    A draw has one item per transition of a batch; it serves `transitions_per_item` batches.
     """
     return -(-_BATCHES_AHEAD // transitions_per_item)
 
@@ -34,7 +34,7 @@ class LearnerDemand:
     Attributes:
       global_batch_size: transitions of one learner step, over all replicas.
       steps_per_call: learner steps in one compiled call.
-      num_replicas: replicas, each with an input pipeline of its own share of the batch.
+      num_replicas: number of replicas, each with an input pipeline for its share of the batch.
     """
 
     global_batch_size: int
@@ -120,7 +120,7 @@ def error_buffer(
     )
     if buffer > table.min_size * table.samples_per_insert:
         needed_each = int(-(-buffer // table.samples_per_insert))
-        needed = (needed_each - 1) * num_shards + 1  # The part of a table is rounded up.
+        needed = (needed_each - 1) * num_shards + 1  # The share of a table is rounded up.
         others = ["--agent.steps-per-call"]
         if transitions_per_item > 1:
             others.append("--agent.replay.transitions-per-item")

@@ -1,4 +1,4 @@
-"""What an item of the replay table holds, and how it is laid out."""
+"""The contents of an item of the replay table, and their layout."""
 
 import abc
 import math
@@ -13,8 +13,8 @@ from acme import specs, types
 TABLE = "replay"
 
 # Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
-# costs several times what its row does, and a chunk of its own takes 840 bytes; but a sampled row
-# is decompressed with its whole chunk (`bench/replay_rows.py`).
+# costs several times as much as its row, and a separate chunk takes 840 bytes; but a sampled row is
+# decompressed with its whole chunk (`bench/replay_rows.py`).
 _ROWS_PER_CHUNK = 8
 _REMEDIES = {
     "environment": "make its spec and its steps agree",
@@ -53,7 +53,7 @@ class EpisodeWriter(abc.ABC):
         Args:
           transition: arrays; `next_observation` is the newest observation, and the extras are
             packed by the layout.
-          steps: between its two observations, 1 to n.
+          steps: number of steps between its two observations, 1 to n.
           priority: the priority of the new item.
         """
 
@@ -85,7 +85,7 @@ class Layout(Protocol):
 
     @property
     def signature(self) -> Any:
-        """Nest of `tf.TensorSpec`: an item of the table; of n transitions, [n, ...]."""
+        """Nest of `tf.TensorSpec` of an item; [n, ...] if it has n transitions."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class Layout(Protocol):
 
         Args:
           data: nest of [B, ...] tensors with the structure of `signature`.
-          places: [B] int32, of the transition in each item; None if items have one.
+          places: [B] int32, index of the transition in each item; None if items have only one.
 
         Returns:
           A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
@@ -130,7 +130,7 @@ class Layout(Protocol):
 class RowWriter(EpisodeWriter):
     """A writer whose items are one row or several consecutive ones.
 
-    An item does not end with its episode: a row holds all of its transition.
+    An item may span episodes, because each row holds a complete transition.
     """
 
     def __init__(self, layout: "TransitionLayout", client: reverb.Client):
@@ -141,7 +141,7 @@ class RowWriter(EpisodeWriter):
           client: the client of the replay server.
         """
         self._layout = layout
-        # An item of several rows is one chunk, of which nothing is decompressed in vain.
+        # An item of several rows is one chunk, so that nothing is decompressed unnecessarily.
         length = layout.transitions_per_item
         rows = length if length > 1 else _ROWS_PER_CHUNK
         super().__init__(client.trajectory_writer(num_keep_alive_refs=rows), length)
