@@ -22,7 +22,8 @@ class ActingPolicy(NamedTuple):
       act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
         parameters of a distribution over actions. It is traced as written, without AutoGraph.
       observation_spec: the spec of one observation of the agent.
-      make_history: makes what turns the observations of one environment into that.
+      make_history: makes the object that turns the observations of one environment into those of
+        the agent.
     """
 
     networks: Mapping[str, snt.Module]
@@ -43,12 +44,12 @@ class PolicyFunction(Protocol):
         ...
 
     def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation of TensorFlow's own state; None without one."""
+        """Returns the name of an operation on TensorFlow's random state; None if there is none."""
         ...
 
 
 class TensorFlowPolicy:
-    """A policy that TensorFlow computes: for networks in which arithmetic takes the time."""
+    """A policy computed by TensorFlow, for networks whose arithmetic takes most of the time."""
 
     def __init__(self, act: Any, variables: Mapping[str, tf.Variable]):
         """Stores the function.
@@ -101,7 +102,7 @@ class ServedPolicy:
         self._function.load(self._source.get_variables(self._names))
 
     def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation of TensorFlow's own state; None without one."""
+        """Returns the name of an operation on TensorFlow's random state; None if there is none."""
         return self._function.stateful_random_op()
 
 
@@ -133,8 +134,8 @@ def trace_policy(policy: ActingPolicy, batch_size: int) -> tuple[Any, dict[str, 
       policy's networks, by path.
     """
     spec = policy.observation_spec
-    # AutoGraph takes half a second in every process. Networks need none: the learner's step runs
-    # them as written, too.
+    # AutoGraph takes half a second in every process. Networks do not need it: the learner's step
+    # runs them as written, too.
     act = tf.function(lambda observations: policy.act(observations), autograph=False)
     act = act.get_concrete_function(tf.TensorSpec([batch_size, *spec.shape], spec.dtype))
     variables: dict[str, tf.Variable] = {}

@@ -17,7 +17,7 @@ ACTIONS_PER_UPDATE = 250
 
 
 class PolicyActor(core.Actor):
-    """Takes the action that the policy network gives. Records nothing: for evaluators."""
+    """Takes the actions of the policy network and records nothing; for evaluators."""
 
     def __init__(self, policy: ActingPolicy, source: VariableSource):
         """Compiles the policy and fetches its weights.
@@ -68,9 +68,9 @@ class ExploringActor:
         Args:
           policy: the policy.
           source: serves the weights.
-          explorations: one for each environment: what the policy network gives for an observation
-            -> the action to take, [A] float32 in [-1, 1], and its extras for the learner, () if
-            there are none.
+          explorations: one for each environment: output of the policy network for an observation ->
+            the action to take, [A] float32 in [-1, 1], and its extras for the learner, () if there
+            are none.
           adders: one for each environment; they write to the replay table.
         """
         size = len(adders)
@@ -95,7 +95,7 @@ class ExploringActor:
         outputs = self._policy(self._observations)
         actions = []
         for index, explore in enumerate(self._explorations):
-            # It may write the next ones into the same arrays.
+            # Copied: `explore` may write the next ones into the same arrays.
             action, extras = explore(_row(outputs, index))
             actions.append(np.array(action))
             self._extras[index] = tree.map_structure(np.array, extras)
@@ -119,6 +119,6 @@ class ExploringActor:
 
 
 def _row(outputs: Any, index: int) -> Any:
-    if isinstance(outputs, np.ndarray):  # Nests take longer than some policies.
+    if isinstance(outputs, np.ndarray):  # Mapping a nest takes longer than some policies.
         return outputs[index]
     return tree.map_structure(lambda output: output[index], outputs)

@@ -1,9 +1,9 @@
-"""Exploration of agents with a deterministic policy: what actors do to its actions.
+"""Exploration for agents with a deterministic policy: how actors change its actions.
 
-`--agent.exploration` names one of `EXPLORATIONS`, or a user's own function by its import path. It
+`--agent.exploration` names one of `EXPLORATIONS`, or a user-defined function by its import path. It
 is called with (config, context), an `agents.agent.ExplorationContext`, once for each environment,
-and once more if its first use is to be tried early. It returns a function from the policy's action
-[A] to the action to take [A], float32. Actors clip the result to [-1, 1].
+and once more if it is tried before its first use (`make_exploration`). It returns a function from
+the policy's action [A] to the action to take [A], float32. Actors clip the result to [-1, 1].
 """
 
 import dataclasses
@@ -41,12 +41,12 @@ class LinearSchedule:
 class RandomActions:
     """Draws actions from the whole range, and keeps each for 8 steps on average.
 
-    Every dimension keeps its action for a time of its own, with a geometric distribution. Actions
+    Every dimension keeps its value for an independent time with a geometric distribution. Actions
     that are drawn anew in every step hardly move a body with inertia.
     """
 
     _CHANGE = 1 / 8
-    _KEY = "agents.acting.RandomActions"  # The memory is also that of users' explorations.
+    _KEY = "agents.acting.RandomActions"  # User-defined explorations share the memory.
 
     def __init__(self, random: np.random.Generator, memory: dict[str, np.ndarray]):
         """Stores the source of randomness.
@@ -59,7 +59,7 @@ class RandomActions:
         self._memory = memory
 
     def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Returns a random action: [A] float32, of which only the shape counts -> [A] float32."""
+        """Returns a random action: [A] float32, of which only the shape is used -> [A] float32."""
         drawn = self._random.uniform(-1, 1, action.shape).astype(np.float32)
         last = self._memory.get(self._KEY, drawn)
         changes = self._random.uniform(size=action.shape) < self._CHANGE
@@ -67,7 +67,7 @@ class RandomActions:
         return held
 
     def stop(self) -> None:
-        """Leaves the memory to the exploration that follows, which starts with an empty one."""
+        """Clears the memory for the exploration that follows, which starts with an empty one."""
         self._memory.pop(self._KEY, None)
 
 
@@ -93,7 +93,7 @@ class GaussianNoise:
 class PinkNoise:
     """Adds Gaussian noise that is correlated over time, to every action dimension independently.
 
-    Its spectrum falls like 1/f, as that of the noise of Eberhard et al. 2023 ("Pink Noise Is All
+    Its spectrum falls like 1/f, like that of the noise of Eberhard et al. 2023 ("Pink Noise Is All
     You Need", ICLR): it keeps a direction long enough to meet rare rewards, and still changes fast.
     It is a sum of first-order autoregressive processes of equal variance, whose time constants are
     1, 2, 4, ... 512 actions.
@@ -112,7 +112,7 @@ class PinkNoise:
         Args:
           sigma: returns the current standard deviation, in units of actions in [-1, 1].
           random: generator of the noise.
-          memory: keeps the processes: "pink" -> [10, A] float32. Drawn anew if it is not there.
+          memory: keeps the processes: "pink" -> [10, A] float32. Drawn anew if missing.
         """
         self._sigma = sigma
         self._random = random
@@ -160,15 +160,15 @@ def make_sigma(config: NoiseSettings, context: ExplorationContext) -> Callable[[
     """Makes the standard deviation of the noise, which follows the config's linear schedule.
 
     Several environments share a geometric ladder of standard deviations around the schedule's, as
-    the epsilons of Ape-X do (Horgan et al. 2018, arXiv:1803.00933): no one value suits every task
-    and every stage of training.
+    the epsilons of Ape-X do (Horgan et al. 2018, arXiv:1803.00933): no single value suits every
+    task and every stage of training.
 
     Args:
       config: settings of the agent.
       context: the context of one environment.
 
     Returns:
-      A function that returns the present standard deviation.
+      A function that returns the current standard deviation.
     """
     start, end = config.exploration_sigma, config.exploration_sigma_end
     schedule = LinearSchedule(start, start if end is None else end, config.exploration_steps)
@@ -183,8 +183,8 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
     """Makes the exploration that `config.exploration` names.
 
     In the first `config.exploration_random_steps` environment steps of all actors, actions are
-    random instead. So that mistakes in a user's exploration show at once, and not only after these
-    steps, one with a context of its own is tried in the first of them.
+    random instead. So that mistakes in a user-defined exploration show immediately, not only after
+    these steps, an instance with a separate context is tried in the first of them.
 
     Args:
       config: settings of the agent.
@@ -222,9 +222,9 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
 
 
 def _explored(explore: Exploration, action: np.ndarray) -> np.ndarray:
-    """Returns what an exploration makes of an action; raises ConfigError if that is no action."""
-    explored = explore(action.copy())  # To compare with it; an exploration may change its argument.
-    if getattr(explored, "shape", None) != action.shape:  # NumPy would stack a tuple.
+    """Applies an exploration to an action; raises ConfigError if the result is not an action."""
+    explored = explore(action.copy())  # A copy: an exploration may change its argument.
+    if getattr(explored, "shape", None) != action.shape:  # np.shape would stack a tuple.
         received = getattr(explored, "shape", f"a {type(explored).__name__}")
         raise ConfigError(
             f"--agent.exploration: expected an array of shape {action.shape}, got {received}; "
@@ -243,10 +243,10 @@ def with_range(
 ) -> Callable[[Any], tuple[np.ndarray, Any]]:
     """Returns an agent's exploration with its actions clipped to [-1, 1].
 
-    Environments clip them, too, but the replay is to hold the actions that were taken.
+    Environments clip them, too, but the replay must hold the actions that were taken.
 
     Args:
-      explore: outputs of the policy network -> action and extras. It may be a user's own.
+      explore: outputs of the policy network -> action and extras. It may be user-defined.
       shape: the shape of an action.
       owner: name of the agent, for the error message.
 

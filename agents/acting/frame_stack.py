@@ -47,8 +47,8 @@ class FrameStack:
     def observe(self, observation: np.ndarray) -> np.ndarray:
         """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last.
 
-        The frame is copied, because cameras write into the same buffer again. The returned array is
-        new, but the next call reads it.
+        The frame is copied, because cameras reuse their buffer. The returned array is new, but the
+        next call reads it.
         """
         if self._stack is None:
             frames = [observation] * self._size

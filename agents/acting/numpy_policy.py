@@ -1,10 +1,10 @@
 """A policy as a NumPy function: the operations of its TensorFlow graph, called one by one.
 
 One TensorFlow call for one observation costs several times what the arithmetic of a small network
-does, and takes its time from the learner, which shares the processor. The function here is made
-from the traced graph of the policy, so it fits every network whose operations `_HANDLERS` lists.
-Shapes are static: each operation writes into an array that is allocated once, and operations that
-depend on nothing but weights run only when new weights arrive.
+does, and takes processor time from the learner. The function here is made from the traced graph of
+the policy, so it works for every network whose operations `_HANDLERS` lists. Shapes are static:
+each operation writes into an array that is allocated once, and operations that depend on nothing
+but weights run only when new weights arrive.
 """
 
 import functools
@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 class UnsupportedOperationError(Exception):
-    """The graph holds an operation that this module does not know."""
+    """The graph has an operation that this module does not support."""
 
 
 class NumpyPolicy:
@@ -36,8 +36,8 @@ class NumpyPolicy:
           variables: those of the policy's networks, by path.
 
         Raises:
-          UnsupportedOperationError: if an operation, a shape or a dtype of the graph is unknown, or
-            it reads a variable that is not in `variables`.
+          UnsupportedOperationError: if the graph has an unsupported operation, shape or dtype, or
+            reads a variable that is not in `variables`.
         """
         self._variables = variables
         self._weights = {path: np.empty(v.shape, _dtype(v)) for path, v in variables.items()}
@@ -75,7 +75,7 @@ class NumpyPolicy:
         Raises:
           ValueError: if they have another shape.
         """
-        if observations.shape != self._input.shape:  # NumPy would repeat a single number.
+        if observations.shape != self._input.shape:  # NumPy would broadcast a single number.
             raise ValueError(
                 f"expected observations of shape {self._input.shape}, got {observations.shape}; "
                 "pass observations from its environment"
@@ -87,7 +87,7 @@ class NumpyPolicy:
         return tree.unflatten_as(self._structure, [output.copy() for output in self._outputs])
 
     def stateful_random_op(self) -> None:
-        """Returns None: no random operation has a counterpart here."""
+        """Returns None: no random operation is supported."""
 
 
 class _Graph:
@@ -115,7 +115,7 @@ class _Graph:
         for op in act.graph.get_operations():
             if op.type in _SKIPPED:
                 continue
-            # Operations that nothing here needs count too: they may change a variable.
+            # Operations that no output needs are checked, too: they may change a variable.
             if op.type not in _HANDLERS and not _is_constant(op):
                 raise UnsupportedOperationError(f"{op.type} ({op.name})")
             if op in needed:
@@ -221,7 +221,7 @@ def _view(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Cal
     view = inputs[0].view()
     try:
         view.shape = tuple(_shape(op.outputs[0]))
-    except AttributeError:  # It has gaps.
+    except AttributeError:  # The input is not contiguous.
         out = _new(op)
         return [out], [lambda: np.copyto(out, inputs[0].reshape(out.shape))]
     return [view], []
@@ -234,8 +234,8 @@ def _identity(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list
 def _floating(handler: Handler) -> Handler:
     """The same handler, for floats only.
 
-    TensorFlow rounds the mean of integers towards zero, after a sum that may overflow, and refuses
-    to multiply or divide some.
+    TensorFlow rounds the mean of integers towards zero, after a sum that may overflow, and does not
+    multiply or divide some.
     """
 
     def handle(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
@@ -249,7 +249,7 @@ def _floating(handler: Handler) -> Handler:
 def _cast(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
     out = _new(op)
     if out.dtype == np.uint8 and inputs[0].dtype.kind == "f":
-        # What it gives for a negative float differs between the two.
+        # For negative floats, the results of TensorFlow and NumPy differ.
         raise UnsupportedOperationError(f"Cast of {inputs[0].dtype} to uint8: {op.name}")
     return [out], [lambda: np.copyto(out, inputs[0], casting="unsafe")]
 
@@ -314,7 +314,7 @@ def _strided_slice(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray],
         elif is_set["new_axis"](i):
             index.append(None)
         elif is_set["shrink_axis"](i):
-            # A slice and not a number, which would copy a scalar.
+            # A slice: indexing with a number would copy a scalar.
             index.append(slice(int(start), None if start == -1 else int(start) + 1))
         else:
             first = None if is_set["begin"](i) else int(start)
@@ -378,7 +378,7 @@ def _softplus(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list
 
 
 def _sigmoid(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
-    # By tanh, which does not overflow.
+    # Via tanh, which does not overflow.
     out = _new(op)
     half = out.dtype.type(0.5)
     return [out], [
@@ -448,5 +448,5 @@ _HANDLERS: dict[str, Handler] = {
     "Sum": _reduction(np.add.reduce),
     "Tanh": _ufunc(np.tanh),
 }
-# They compute nothing.
+# Operations that compute nothing.
 _SKIPPED = frozenset({"NoOp", "Placeholder"})

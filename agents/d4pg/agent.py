@@ -22,7 +22,7 @@ class D4PG(OffPolicyAgent):
         a uniform prior it is log(atoms).
         """
         logits = self._prior_logits().astype(np.float64)
-        # Far from 0, all exponentials of the logits themselves would be 0.
+        # For logits far from 0, all exponentials could be 0 without the shift.
         return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits.min())
 
     def check_config(self) -> None:
@@ -32,7 +32,7 @@ class D4PG(OffPolicyAgent):
         self.make_critic_loss()
 
     def make_critic_loss(self) -> CriticLoss:
-        """Returns the critic's loss, which is called as `losses.categorical_td_loss`."""
+        """Returns the critic's loss, with the signature of `losses.categorical_td_loss`."""
         return find_critic_loss(self.config.critic_loss)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> D4PGLearner:
@@ -67,7 +67,7 @@ class D4PG(OffPolicyAgent):
             low = min(0.0, float(getattr(reward, "minimum", -np.inf))) * horizon
         if high is None:
             high = max(0.0, float(getattr(reward, "maximum", np.inf))) * horizon
-        # Some specs have float32's greatest number where rewards have no bound.
+        # Some specs use float32's greatest number where rewards are unbounded.
         is_bounded = abs(low) <= MAX_RETURN and abs(high) <= MAX_RETURN
         if is_bounded and low >= high:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Every hyper-parameter of D4PG, once."""
+"""All hyper-parameters of D4PG."""
 
 import dataclasses
 from typing import Literal

@@ -45,10 +45,10 @@ class D4PGLearner(tf.Module):
           online: built networks.
           target: built networks with the same weights.
           atoms: [Z] float32 support of the critic.
-          total_steps: learner steps over which the importance exponent grows to its end.
+          total_steps: learner steps over which the importance exponent grows to its final value.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
-          critic_loss: has the arguments and results of `losses.categorical_td_loss`.
+          critic_loss: function with the arguments and results of `losses.categorical_td_loss`.
         """
         super().__init__(name="d4pg")
         check_deterministic(online.policy)
@@ -74,7 +74,7 @@ class D4PGLearner(tf.Module):
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
-        """The online networks act."""
+        """The online networks that act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
     @tf.autograph.experimental.do_not_convert

@@ -154,7 +154,8 @@ def checked(critic_loss: CriticLoss) -> CriticLoss:
     """Returns the function with a check of its results.
 
     Args:
-      critic_loss: has the arguments and results of `categorical_td_loss`. It may be a user's own.
+      critic_loss: function with the arguments and results of `categorical_td_loss`. It may be
+        user-defined.
 
     Returns:
       The same function, but it raises ConfigError if its results are not a pair, or have other

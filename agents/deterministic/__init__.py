@@ -1,1 +1,1 @@
-"""Runs that end with the same weights, whether interrupted or not: actor and learner in turn."""
+"""Runs that end with the same weights, whether interrupted or not: actor and learner take turns."""

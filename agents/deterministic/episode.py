@@ -17,9 +17,8 @@ _ARRAYS = "arrays.npz"
 class SavedEpisode:
     """Steps an environment with an actor; a part of a checkpoint.
 
-    No simulator state is saved: a restored environment takes the actions of its newest episode
-    again, from the random state at the episode's start. This also fills the adder's window of n
-    steps.
+    No simulator state is saved: a restored environment repeats the actions of its newest episode,
+    from the random state at the episode's start. This also fills the adder's window of n steps.
     """
 
     def __init__(self, environment: Any, actor: BatchActor, noise: np.random.Generator):
@@ -53,10 +52,10 @@ class SavedEpisode:
         return self._take(action)
 
     def save(self, folder: Path) -> None:
-        """Writes the newest episode's actions and what they led to, and the random states.
+        """Writes the newest episode's actions and their outcomes, and the random states.
 
-        An episode that is over is written as well: that it can be repeated tells whether the random
-        state of the environment is known.
+        A finished episode is written as well: repeating it shows whether the random state
+        determines the environment.
         """
         start = self._environment.random_state if self._timestep is None else self._start
         state = {"start": start, "noise": self._noise.bit_generator.state}
@@ -69,10 +68,10 @@ class SavedEpisode:
         np.savez(folder / _ARRAYS, **arrays)
 
     def restore(self, folder: Path) -> None:
-        """Takes the saved actions again.
+        """Repeats the saved actions.
 
         Raises:
-          CheckpointError: if they lead to anything else than before.
+          CheckpointError: if their outcomes differ from the saved ones.
         """
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         if state["start"] is not None:

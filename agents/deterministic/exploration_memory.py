@@ -1,4 +1,4 @@
-"""What an exploration keeps from one action to the next, as a part of checkpoints."""
+"""The state that an exploration keeps between actions, as a part of checkpoints."""
 
 import itertools
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError
 
-# What a checkpoint gives back as the same types.
+# Types that a checkpoint preserves.
 _TYPES = (dict, list, np.ndarray, str, bool, int, float, type(None))
 
 
@@ -25,11 +25,11 @@ def part(memory: dict[str, Any]) -> JsonPart:
 
 
 def _checked(memory: Any, where: str = "memory") -> Any:
-    """Returns the memory of an exploration, whose values all come back with their types.
+    """Returns the memory of an exploration, if a checkpoint preserves the types of its values.
 
     Raises:
-      CheckpointError: for others, such as NumPy scalars, with which an exploration computes in
-        another precision than with Python's.
+      CheckpointError: for other types, such as NumPy scalars, with which an exploration computes in
+        another precision than with Python's numbers.
     """
     if type(memory) not in _TYPES:
         raise CheckpointError(
@@ -47,15 +47,16 @@ def _checked(memory: Any, where: str = "memory") -> Any:
 
 
 def _put_back(held: Any, saved: Any, filled: set[int]) -> Any:
-    """Returns what was saved, in the arrays, lists and dicts that are held where they fit.
+    """Returns the saved value, copied into the held arrays, lists and dicts where it fits.
 
-    An exploration may have taken them out of its memory once, to work in them.
+    An exploration may keep its own references to these.
 
     Args:
-      held: what the memory has at a place.
-      saved: what it had there when it was saved.
-      filled: identities of what has been filled. An object that is held at several places at the
-        start, as in `[zeros] * 3`, may have been replaced by others there, so it is filled once.
+      held: the current value at a place in the memory.
+      saved: the saved value at this place.
+      filled: identities of the objects filled so far. An object that is held in several places at
+        the start, as in `[zeros] * 3`, may have been replaced in some of them, so it is filled only
+        once.
     """
     if id(held) in filled:
         return saved

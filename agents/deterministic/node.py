@@ -25,7 +25,7 @@ from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
-# steps, and not of seconds, so that equal runs record the same.
+# steps, not of seconds, so that equal runs record the same.
 _STEPS_PER_REPORT = 100
 _STEPS_PER_METRICS = 500
 # Saving takes at most a twentieth of the time.
@@ -36,7 +36,7 @@ class DeterministicNode:
     """Takes environment steps and learner steps in turn, at the exact ratio of the replay.
 
     Nothing depends on time or threads: two runs of the same settings on the same machine end with
-    the same weights, bit by bit, and so does a run that was killed and continued. Actors always
+    the same weights, bit for bit, and so does a run that was killed and continued. Actors always
     have the learner's newest weights.
     """
 
@@ -92,7 +92,7 @@ class DeterministicNode:
         """Trains until all environment steps are taken, or the program stops."""
         try:
             with self._watch:
-                self._evaluate_if_due()  # A run that was stopped meanwhile has not.
+                self._evaluate_if_due()  # The run may have been stopped before it.
                 while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
                     self._step()
                     if time.monotonic() >= self._save_at:
@@ -132,9 +132,9 @@ class DeterministicNode:
         self._evaluate_if_due()
 
     def _evaluate_if_due(self) -> None:
-        """Evaluates the policy after so many steps, unless that was done before a stop.
+        """Evaluates the policy if an evaluation is due, unless it was done before a stop.
 
-        A policy that has learned nothing yet is not evaluated.
+        An untrained policy is not evaluated.
         """
         is_due = self._steps % self._plan.evaluation.every == 0 and self._learner.num_steps > 0
         if is_due and 0 < self._steps < self._plan.total_steps:

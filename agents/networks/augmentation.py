@@ -42,11 +42,11 @@ def shift(frames: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
       [B, H, W, S * C], as from `stacked`.
     """
     batch, (stack, height, width, _) = tf.shape(frames)[0], frames.shape[1:]
-    # A gather takes time for each slice, whatever its size. So rows move before the frames are
-    # stacked, while a row is one slice, and columns after that, when a pixel of all frames is one.
-    # Besides, with a gather between them Grappler cannot exchange the cast before and the transpose
-    # after it, which moves single bytes several times as slowly as numbers of two or four. A mesh
-    # has no tf.newaxis.
+    # The time of a gather grows with the number of slices, not with their size. So rows move before
+    # the frames are stacked, while a row is one slice, and columns afterwards, when a pixel of all
+    # frames is one slice. Besides, with a gather between the cast and the transpose, Grappler
+    # cannot swap these two: transposing single bytes is several times slower than numbers of two or
+    # four bytes. A mesh does not support tf.newaxis.
     rows = tf.clip_by_value(tf.range(height) + shifts[:, :1], 0, height - 1)  # [B, H]
     first = tf.reshape(tf.range(batch * stack) * height, [batch, stack, 1])
     frames = tf.gather(tf.reshape(frames, [-1, *frames.shape[3:]]), first + tf.expand_dims(rows, 1))

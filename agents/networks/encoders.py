@@ -40,7 +40,7 @@ def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
     """
     encoder = find_encoder(kind)(dtype, name)
     if isinstance(encoder, snt.Module):
-        snt.allow_empty_variables(encoder)  # Features made by hand have none.
+        snt.allow_empty_variables(encoder)  # Hand-written features have none.
     return encoder
 
 
@@ -127,7 +127,7 @@ class Convolution(snt.Module):
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         self._create(x.shape[-1])
-        # There are far fewer weights than numbers in the input.
+        # Scales the weights, of which there are far fewer than numbers in the input.
         w = self._w if self._input_scale == 1.0 else self._w * self._input_scale
         w, b = tf.cast(w, x.dtype), tf.cast(self._b, x.dtype)
         return tf.nn.bias_add(tf.nn.conv2d(x, w, self._stride, self._padding), b)

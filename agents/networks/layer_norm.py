@@ -13,8 +13,8 @@ def layer_norm(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor):
 
     Ba et al. 2016, equation 4 (arXiv:1607.06450). In a small network this takes as long as a
     matrix product, most of it in the gradient that TensorFlow derives. Here the gradient is written
-    out; with n = (x - mean) / sqrt(variance + 1e-5), the derivative g of the loss by the result,
-    and means over the row,
+    out; with n = (x - mean) / sqrt(variance + 1e-5), the derivative g of the loss with respect to
+    the result, and means over the row,
 
         d scale = sum_rows g n,   d offset = sum_rows g,
         d x = (g scale - mean(g scale) - n mean(g scale n)) / sqrt(variance + 1e-5),
@@ -61,7 +61,7 @@ def narrow_layer_norm(
         x w - mean(x w) = x v,   v = w - mean(w), each row without its mean over N,
         n = (x v) / sqrt(variance + 1e-5) = (x / sqrt(variance + 1e-5)) v,
 
-    and with the derivative g of the loss by the result, and m = mean(g scale n),
+    and with the derivative g of the loss with respect to the result, and m = mean(g scale n),
 
         d v = (x / sqrt(variance + 1e-5))^T (g scale - n m),
         d x = ((g scale) v^T - (n v^T) m) / sqrt(variance + 1e-5).

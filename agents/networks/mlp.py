@@ -10,8 +10,8 @@ from agents.networks.layer_norm import LayerNorm, narrow_layer_norm
 from agents.registry import features_of, find_part
 from rl_replicator.layers.linear import Linear
 
-# Where `narrow_layer_norm` is faster: for a batch, and for so many times more units than inputs. In
-# a batch of 256 and with 256 units it saves a third of the time at 6 inputs, and nothing at 32.
+# Where `narrow_layer_norm` is faster: for at least this many rows, and this many units per input.
+# In a batch of 256 and with 256 units it saves a third of the time at 6 inputs, and nothing at 32.
 _LEAST_ROWS = 64
 _LEAST_UNITS_PER_INPUT = 8
 
@@ -22,7 +22,7 @@ class _NormalizedMlp(snt.Module):
     """A linear layer, LayerNorm, and further layers, in the fewest operations."""
 
     def __init__(self, layers: Sequence[Any], name: str):
-        """Stores the layers, under the name that `snt.Sequential` has for them in checkpoints."""
+        """Stores the layers, under the name that `snt.Sequential` gives them in checkpoints."""
         super().__init__(name)
         self._layers: list[Any] = list(layers)
 
@@ -134,10 +134,10 @@ def find_torso(name: str) -> MakeTorso:
 
 
 def hidden(torso: snt.Module, features: tf.Tensor) -> tf.Tensor:
-    """Calls a torso, which may be the user's: [B, N] float32 -> [B, H] float32.
+    """Calls a torso, which may be user-defined: [B, N] float32 -> [B, H] float32.
 
     Raises:
-      ConfigError: if it is none.
+      ConfigError: if it is not a module, or returns anything else.
     """
     return features_of(_OPTION, torso, features)
 

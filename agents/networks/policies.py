@@ -31,7 +31,7 @@ def inverting_tanh(x: tf.Tensor):
     y = tf.tanh(x)
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        # A loss is descended: a negative gradient makes y grow.
+        # Optimizers descend: a negative gradient makes y grow.
         return dy * tf.where(dy < 0, 1.0 - y, 1.0 + y)
 
     return y, gradient
@@ -60,7 +60,7 @@ def check_deterministic(policy: snt.Module) -> None:
     """Checks that a learner can penalise the inputs of a policy's tanh.
 
     Args:
-      policy: the result of an agent's `make_policy`, which may be a user's own.
+      policy: the result of an agent's `make_policy`, which may be user-defined.
 
     Raises:
       ConfigError: if it lacks a method of `DeterministicPolicy`.

@@ -1,4 +1,4 @@
-"""Every hyper-parameter of SAC, once."""
+"""All hyper-parameters of SAC."""
 
 import dataclasses
 import math

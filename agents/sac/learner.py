@@ -53,7 +53,7 @@ class SACLearner(tf.Module):
           config: hyper-parameters.
           online: built networks; the critic is a `TwinCritic`, the policy a `GaussianPolicy`.
           target: built networks with the same weights.
-          total_steps: learner steps over which the importance exponent grows to its end.
+          total_steps: learner steps over which the importance exponent grows to its final value.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
           td_loss: TD errors [B, 2] -> losses [B, 2].
@@ -88,7 +88,7 @@ class SACLearner(tf.Module):
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
-        """The online networks act."""
+        """The online networks that act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
     @tf.autograph.experimental.do_not_convert
@@ -121,7 +121,7 @@ class SACLearner(tf.Module):
             td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
             critic_loss = tf.reduce_mean(weights * td_loss)
 
-        # Its gradients are those of the policy alone, so its loss does not train the encoder.
+        # Only the policy's own variables get gradients, so its loss does not train the encoder.
         policy_variables = online.policy.trainable_variables
         with tf.GradientTape(watch_accessed_variables=False) as policy_tape:
             policy_tape.watch(policy_variables)

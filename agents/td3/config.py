@@ -1,4 +1,4 @@
-"""Every hyper-parameter of TD3, once."""
+"""All hyper-parameters of TD3."""
 
 import dataclasses
 from typing import Literal

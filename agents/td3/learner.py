@@ -41,7 +41,7 @@ class TD3Learner(tf.Module):
           config: hyper-parameters.
           online: built networks; the critic is a `TwinCritic`.
           target: built networks with the same weights.
-          total_steps: learner steps over which the importance exponent grows to its end.
+          total_steps: learner steps over which the importance exponent grows to its final value.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
           td_loss: TD errors [B, 2] -> losses [B, 2].
@@ -54,8 +54,8 @@ class TD3Learner(tf.Module):
         self._augment = augment
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
-        # A step without an update of the policy must not apply it, and within its `tf.cond` no
-        # gradient can be averaged over the replicas: the step averages them before.
+        # It is applied inside a `tf.cond`, only when an update is due, and gradients cannot be
+        # averaged over replicas there: the step averages them beforehand.
         self._policy_optimizer = replicator.wrap_optimizer(
             rr.optimizers.Adam(config.policy_learning_rate), reduction="none"
         )
@@ -69,7 +69,7 @@ class TD3Learner(tf.Module):
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
-        """The online networks act."""
+        """The online networks that act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
     @tf.autograph.experimental.do_not_convert
@@ -113,7 +113,7 @@ class TD3Learner(tf.Module):
             metrics={
                 "critic_loss": critic_loss,
                 "q_mean": tf.reduce_mean(q_tm1),
-                # The policy's gradients are zero in the steps in which it is not due.
+                # The policy's gradients are zero in steps without an update of it.
                 **diagnostics.step_metrics(
                     critic_gradients,
                     online.critic_variables,
@@ -139,7 +139,7 @@ class TD3Learner(tf.Module):
         return action, target.critic(s_t, smoothed)
 
     def _policy_gradients(self, s_tm1: tf.Tensor, is_due: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns the policy's gradients, averaged over the replicas; zeros if it is not due."""
+        """Returns the policy's gradients, averaged over the replicas; zeros if none are due."""
         policy, penalty = self.online.policy, self._config.preactivation_penalty
         variables = policy.trainable_variables
 
@@ -149,7 +149,7 @@ class TD3Learner(tf.Module):
                 preactivations = policy.preactivations(s_tm1)
                 q = self.online.critic(s_tm1, policy.squash(preactivations))
                 loss = losses.policy_loss(q) + preactivation_penalty(preactivations, penalty)
-            # A part of one's own may have a variable that the actions do not depend on.
+            # A user-defined part may have a variable that the actions do not depend on.
             zero = tf.UnconnectedGradients.ZERO
             return tuple(tape.gradient(loss, variables, unconnected_gradients=zero))
 
