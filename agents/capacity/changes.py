@@ -10,7 +10,7 @@ from agents.capacity.parts import Parts
 
 # A smaller gain is not worth an option.
 _LEAST_GAIN = 0.02
-# Suggested to a learner on processors.
+# Speedup that is suggested for a learner on processors.
 _SPEEDUP = 10.0
 
 
@@ -41,9 +41,9 @@ def best_changes(
 
     Args:
       parts: what the parts of the run cost.
-      deployment: how it is spread.
+      deployment: how it is deployed.
       hardware: on which machines.
-      accepts: whether the replay of a run that is spread otherwise would be accepted.
+      accepts: returns whether the replay of a run with another deployment would be accepted.
       most: number of changes to return.
 
     Returns:
@@ -62,7 +62,7 @@ def best_changes(
 
 
 def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, Deployment, Hardware]]:
-    """Yields each option with twice its value."""
+    """Yields changes of one option each, mostly to twice its value."""
     for name in ("actors", "envs_per_actor", "replay_shards", "replicas"):
         value = 2 * getattr(run, name)
         changed = dataclasses.replace(run, **{name: value})

@@ -1,4 +1,4 @@
-"""What `rl-replicator plan` does: measures, predicts, and prints."""
+"""The command `rl-replicator plan`: measures, predicts, and prints."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
-    """Returns how the options of a run spread it.
+    """Returns the deployment that the options of a run describe.
 
     Args:
       options: the options of the run.
@@ -40,7 +40,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
     processes = learner_processes(options.replicas, options.launch)
-    # The GPUs of this machine tell nothing about the machines to predict.
+    # The GPUs of this machine are irrelevant to the machines of the prediction.
     gpus = options.learner_gpus or 0
     in_threads = options.launch == "threads"
     if hardware.machines > 1:
@@ -90,7 +90,7 @@ def run(
       source: makes the agent.
       options: the options of the run.
       hardware: its machines.
-      path: file of the parts: read if it is there, otherwise written; None for neither.
+      path: file of the parts: read if it exists, otherwise written; None for neither.
       seconds: the duration of the measurement.
       simulated_seconds: the time to simulate.
 
@@ -149,7 +149,7 @@ def samples_ahead(config: Any, deployment: Deployment) -> float:
 
     Args:
       config: the agent's hyper-parameters.
-      deployment: how the run is spread.
+      deployment: how the run is deployed.
 
     Raises:
       ConfigError: if the replay and the batch do not fit each other.
@@ -165,8 +165,8 @@ def is_accepted(config: Any, deployment: Deployment) -> bool:
     """Returns whether the replay and the batch would fit each other in a run.
 
     Args:
-      config: the agent's hyper-parameters, but for the samples per insert.
-      deployment: how the run is spread, and its samples per insert.
+      config: the agent's hyper-parameters, except for the samples per insert.
+      deployment: how the run is deployed, and its samples per insert.
     """
     samples = deployment.samples_per_insert
     try:
@@ -177,7 +177,7 @@ def is_accepted(config: Any, deployment: Deployment) -> bool:
     return True
 
 
-# Options of the agent on which its parts do not depend, or as the model expects.
+# Options of the agent on which the cost of its parts does not depend, or only as the model expects.
 _FREE = ("agent.global_batch_size", "agent.replay.samples_per_insert", "agent.replay.min_size")
 
 
@@ -207,7 +207,7 @@ def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> P
     """Returns the parts in a file; None if they are yet to be measured."""
     if path is None:
         return None
-    # Before the measurement, which would be lost.
+    # Checked before the measurement, which would otherwise be lost.
     try:
         check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
         is_new = not path.exists()

@@ -1,4 +1,4 @@
-"""The machines of a run, and how it is spread over them."""
+"""The machines of a run, and its deployment on them."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ class Hardware:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """How a run is spread.
+    """How a run is deployed.
 
     Attributes:
       actors: number of actors.
@@ -55,7 +55,8 @@ class Deployment:
       evaluation: episodes of evaluation for each environment step.
       max_episode_actions: actions after which such an episode is cut off.
       item_length: transitions in an item of the replay.
-      max_in_flight_items: transitions of an actor that the replay has not confirmed.
+      max_in_flight_items: maximum number of an actor's transitions that the replay has not
+        confirmed.
       steps_per_call: learner steps of one call, after which the weights are published.
     """
 

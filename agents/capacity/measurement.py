@@ -33,21 +33,21 @@ from agents.task import Task
 from environments.engines.batch import EnvironmentsInTurn
 from launchpad.rpc import courier
 
-# The policy is called with one observation and with so many, the learner with the batch and with
-# this part of it: two points make the line between which the model interpolates.
+# The policy is called with one observation and with this many, the learner with the batch and with
+# this fraction of it: the model interpolates linearly between two points.
 _ROWS, _DIVISOR = 16, 4
 # Shares of the time of the measurement.
 _SHARES = {"environment": 0.08, "policy": 0.06, "insert": 0.18, "sample": 0.14, "fetch": 0.06}
 _LEARNER_SHARE = 0.2  # Of each of two batches.
-# Figures are medians over so many windows.
+# Figures are medians over this many windows.
 _WINDOWS = 5
-_MOST_TIMES = 1000  # The newest ones tell how much a part varies.
+_MOST_TIMES = 1000  # The newest ones show how much a part varies.
 _TOTAL_STEPS = 100_000
 _SECONDS_TO_CONFIRM = 60.0
 
 
 class Cost(NamedTuple):
-    """What one unit of work takes.
+    """The cost of one unit of work.
 
     Attributes:
       thread: processor seconds of the calling thread.
@@ -119,7 +119,7 @@ def measure(
 
 
 class _Bench:
-    """What all measurements share: an agent, its replay server, and an environment."""
+    """The objects that all measurements share: an agent, its replay server, and an environment."""
 
     def __init__(
         self, agent: Agent, server: ReplayProcess, environment: dm_env.Environment, seconds: float
@@ -129,10 +129,10 @@ class _Bench:
         self._learners: list[AgentLearner] = []
 
     def acting(self, learner: AgentLearner) -> dict[str, float]:
-        """Measures the environment, the policy, and what remains of an actor: insertion.
+        """Measures the environment, the policy, and the rest of an actor: insertion.
 
-        Insertion is measured at the pace of an actor, in its loop: by itself it is several times as
-        fast, since then each message to the server holds many transitions.
+        Insertion is measured at the pace of an actor, in its loop: alone, it is several times as
+        fast, because each message to the server then holds many transitions.
         """
         environment = self._stepping()
         client = reverb.Client(self._server.address)
@@ -169,13 +169,13 @@ class _Bench:
         }
 
     def _stepping(self) -> dict[str, float]:
-        """Measures the environment alone, and how long an episode is."""
+        """Measures the environment alone, and the length of an episode."""
         spec, random = self._agent.environment_spec, np.random.default_rng(0)
         shape = (64, *spec.actions.shape)
         actions = itertools.cycle(random.uniform(-1.0, 1.0, shape).astype(np.float32))
         self._environment.reset()
         length, longest = 0, 0
-        # Of actions without a reset, which comes once an episode.
+        # Of actions without the reset, which occurs once per episode.
         times: deque[float] = deque(maxlen=_MOST_TIMES)
 
         def act(count: int) -> None:
@@ -204,7 +204,7 @@ class _Bench:
         return learner
 
     def sampling(self, batch: int) -> dict[str, float]:
-        """Measures samples that nobody uses."""
+        """Measures sampling alone: the samples are not used."""
         signature = reverb.Client(self._server.address).server_info()[TABLE].signature
         length = transitions_per_item(signature)
         dataset = draw(self._server.address, signature, batch, length)
@@ -258,7 +258,7 @@ class _Bench:
         return cost, _variation(times)
 
     def close(self) -> None:
-        """Ends the learners' threads."""
+        """Stops the learners' threads."""
         for learner in self._learners:
             learner.close()
 
@@ -286,7 +286,7 @@ class _Bench:
         costs = [self._window(work, count) for _ in range(_WINDOWS)]
         columns = list(zip(*costs, strict=True))
         medians = Cost(*map(statistics.median, columns))
-        # Bytes are not disturbed by other work, but some belong to the window before.
+        # Bytes are not disturbed by other work, but some belong to the previous window.
         means = Cost(*map(statistics.mean, columns))
         return medians._replace(received=means.received, sent=means.sent)
 
@@ -303,7 +303,7 @@ class _Bench:
 
 
 def _repeated(function: Callable[..., Any], *args: Any) -> Callable[[int], None]:
-    """Returns what calls a function a number of times."""
+    """Returns a function that calls another one a number of times."""
 
     def call(count: int) -> None:
         for _ in range(count):
@@ -325,7 +325,7 @@ def _thread_seconds() -> dict[str, float]:
     """Returns the processor seconds of each thread of this process."""
     seconds = {}
     for path in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # It has ended.
+        with contextlib.suppress(OSError):  # The thread has ended.
             seconds[path.name] = int((path / "schedstat").read_text().split()[0]) * 1e-9
     return seconds
 

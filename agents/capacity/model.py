@@ -1,12 +1,13 @@
-"""A bound on the speed of a run: what every action and learner step takes of every resource.
+"""A bound on the speed of a run, from what each action and learner step takes of each resource.
 
 The rate limiter of the replay ties both sides together: a transition, which is an
-action, makes `samples_per_insert / batch` learner steps due. So every load is one of actions, and
-the run is as fast as the resource that is used up first. Nothing else slows it down in this model:
-actors and learner overlap perfectly, and nobody waits for a turn.
+action, makes `samples_per_insert / batch` learner steps due. So every load is proportional to
+actions, and the resource that is used up first determines the speed of the run. Nothing else slows
+it down in this model: actors and learner overlap perfectly, and nothing waits in a queue.
 
-The evaluator is no part of this chain: it leaves out the evaluations that become due while it
-evaluates. So it takes no more than one thread gets, and never holds the others back further.
+The evaluator is not part of this chain: it skips the evaluations that become due while it
+evaluates. So it takes no more than the share of one thread, and never slows the others down
+further.
 """
 
 import dataclasses
@@ -29,11 +30,11 @@ class Resource:
 
     Attributes:
       name: the name to show to users.
-      demand: what each action takes of it.
-      capacity: what there is of it in a second.
-      base: what the run takes of it in a second, however fast it is.
-      evaluation: what the scheduled evaluations of an action take of it.
-      busiest: what the busiest other thread takes of it for an action.
+      demand: the amount of it that each action uses.
+      capacity: the amount available per second.
+      base: the amount that the run uses per second, whatever its speed.
+      evaluation: the amount that the scheduled evaluations use per action.
+      busiest: the amount that the busiest other thread uses per action.
     """
 
     name: str
@@ -49,12 +50,12 @@ class Resource:
         if self.demand <= 0:
             return math.inf
         free = max(0.0, self.capacity - self.base)
-        # The evaluator gets as much as any other thread, if it asks for that, and one at most.
+        # The evaluator gets as much as any other thread, if it needs that much, and at most 1.
         shared = free / (self.demand + min(self.evaluation, self.busiest))
         return max(shared, (free - 1.0) / self.demand if self.evaluation else 0.0)
 
     def evaluator(self, actions: float) -> float:
-        """Returns what the evaluator takes of it in a second, at a rate of actions."""
+        """Returns the amount of it that the evaluator uses per second, at a rate of actions."""
         rest = self.capacity - self.base - self.demand * actions
         return min(self.evaluation * actions, 1.0, max(self.busiest * actions, rest))
 
@@ -69,9 +70,9 @@ class Prediction:
     """The speed of a run.
 
     Attributes:
-      resources: all resources, the one that is used up first in front.
+      resources: all resources; the one that is used up first comes first.
       actions: actions per second.
-      deployment: how the run is spread.
+      deployment: how the run is deployed.
     """
 
     resources: tuple[Resource, ...]
@@ -109,7 +110,7 @@ def predict(parts: Parts, deployment: Deployment, hardware: Hardware) -> Predict
 
     Args:
       parts: what its parts cost.
-      deployment: how it is spread.
+      deployment: how it is deployed.
       hardware: on which machines.
     """
     demands = Demands(parts, deployment, hardware)
@@ -118,14 +119,14 @@ def predict(parts: Parts, deployment: Deployment, hardware: Hardware) -> Predict
 
 
 class Demands:
-    """What one run demands of its resources, in processor seconds and bytes of an action."""
+    """What one run demands of its resources, in processor seconds and bytes per action."""
 
     def __init__(self, parts: Parts, deployment: Deployment, hardware: Hardware):
         """Computes nothing yet.
 
         Args:
           parts: what the parts of the run cost.
-          deployment: how it is spread.
+          deployment: how it is deployed.
           hardware: on which machines.
         """
         self._parts, self._run, self._hardware = parts, deployment, hardware
@@ -182,7 +183,7 @@ class Demands:
 
     @property
     def act(self) -> float:
-        """An action, without insertion."""
+        """Processor seconds of an action, without insertion."""
         parts = self._parts
         policy = parts.policy_call / self._run.envs_per_actor + parts.policy_row
         return parts.environment + policy
@@ -194,19 +195,19 @@ class Demands:
 
     @property
     def _evaluate(self) -> float:
-        """The evaluations' part in an action."""
+        """Processor seconds of the evaluations per action."""
         parts, run = self._parts, self._run
         actions = run.evaluation * run.action_repeat * self.episode_actions
         return actions * (parts.environment + parts.policy_call + parts.policy_row)
 
     def _busiest_beside_evaluator(self, actor: float, stream: float) -> float:
-        """Returns the part in an action of the thread with which the evaluator shares processors.
+        """Returns the seconds per action of the busiest thread that the evaluator competes with.
 
         Args:
-          actor: the part of an actor.
-          stream: that of a stream of samples.
+          actor: seconds per action of an actor.
+          stream: those of a stream of samples.
         """
-        # In threads, it has the processors only while it has the GIL, as often as an actor.
+        # In threads, the evaluator runs only while it has the GIL, as often as an actor.
         if self._run.in_threads or self._run.learner_processes < self._hardware.machines:
             return actor
         step = self._ratio * self.one_replica / self._parts.step_threads
@@ -218,7 +219,7 @@ class Demands:
         return 1.0 / ACTIONS_PER_UPDATE if self._has_fetches else 0.0
 
     def _fetched(self) -> tuple[float, float]:
-        """Returns the weights that the learner serves: for each action, and in each second."""
+        """Returns how often the learner serves its weights: per action, and per second."""
         if self._run.caches:
             return 0.0, self._run.caches * 1000.0 / CACHE_MS
         return self._fetches, 0.0
@@ -237,7 +238,7 @@ class Demands:
         return self.one_replica * self._run.replicas
 
     def _step_clock(self) -> float:
-        """Seconds of a learner step by the clock, its input being there."""
+        """Wall-clock seconds of a learner step whose input is ready."""
         parts, run, hardware = self._parts, self._run, self._hardware
         seconds = self.one_replica / parts.step_threads
         if hardware.device_speedup is not None:
@@ -248,9 +249,9 @@ class Demands:
 
     @property
     def all_reduce(self) -> float:
-        """Seconds to average the gradients in a ring, by the clock.
+        """Wall-clock seconds to average the gradients in a ring.
 
-        On the processors of one machine it is part of the step.
+        Zero on the processors of one machine, where it is part of the step.
         """
         run, hardware = self._run, self._hardware
         between_machines = min(run.learner_processes, hardware.machines) > 1

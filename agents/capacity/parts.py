@@ -10,7 +10,7 @@ from typing import Any, Self
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import whole_file
 
-# Types of what is no number.
+# Types of the fields that are not numbers.
 _TYPES: dict[str, Any] = {"what": str, "machine": str, "settings": dict}
 
 
@@ -18,8 +18,8 @@ _TYPES: dict[str, Any] = {"what": str, "machine": str, "settings": dict}
 class Parts:
     """The cost of each part of a run.
 
-    Seconds are processor seconds, all threads of the process counted unless a line says otherwise:
-    a machine that does other work too stretches the clock, and hardly these.
+    Seconds are processor seconds of all threads of the process, unless stated otherwise: other work
+    on the machine affects them far less than wall-clock time.
 
     Attributes:
       what: the agent and the environment that were measured.
@@ -44,7 +44,8 @@ class Parts:
         included.
       step_row: each transition of that step.
       step_variation: standard deviation of a learner step, relative to its mean.
-      step_threads: processors that a learner step keeps busy: all its threads by the busiest one.
+      step_threads: processors that a learner step keeps busy: all its threads divided by the
+        busiest one.
       weight_bytes: bytes of the weights that an actor fetches.
       fetch_actor: one such fetch, in the actor.
       fetch_learner: the same, in the process that serves the weights.

@@ -1,4 +1,4 @@
-"""What `rl-replicator plan` prints."""
+"""The output of `rl-replicator plan`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ def lines(
 
     Args:
       parts: what was measured.
-      deployment: how the run is spread.
+      deployment: how the run is deployed.
       hardware: on which machines.
       prediction: the bound on its speed.
-      simulated: how its simulation went; None if the prediction is that it does nothing.
+      simulated: the result of its simulation; None if it is predicted to take no actions.
       changes: options that would make it faster.
       steps: environment steps of the run.
     """
@@ -123,7 +123,7 @@ def _measured(parts: Parts, run: Deployment) -> Iterator[tuple[str, str]]:
 
 
 def _assumed(hardware: Hardware) -> Iterator[tuple[str, str]]:
-    """Yields the inputs of the model that this machine cannot tell."""
+    """Yields the inputs of the model that cannot be measured on this machine."""
     speedup = hardware.device_speedup
     if speedup is not None:
         yield (

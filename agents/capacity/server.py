@@ -1,4 +1,4 @@
-"""A replay server in a process of its own, which says what it has used."""
+"""A replay server in a separate process, which reports what it has used."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,7 @@ from rl_replicator.processes import ports
 # Offset of `tcpi_bytes_acked` and `tcpi_bytes_received`, two uint64, in Linux' `struct tcp_info`.
 _BYTES_OFFSET = 120
 _INFO_SIZE = 256
-# Importing TensorFlow takes a busy machine this long at most.
+# Importing TensorFlow takes at most this long on a busy machine.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 

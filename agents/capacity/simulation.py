@@ -3,8 +3,8 @@
 Actors, streams of samples, replicas, caches and evaluator are processes that queue for processors,
 the GIL, replay servers and networks, and wait for the rate limiter and for each other. The
 costs are those of the bound; actions, and learner steps on processors, vary around them at random.
-So the rates are at most those of the bound, and the difference is what waiting costs. Besides, the
-simulation tells how old the weights are with which actors act.
+So the rates are at most those of the bound, and the difference is what waiting costs. The
+simulation also shows how old the actors' weights are.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from agents.nodes.counter import LEASE
 from agents.program import CACHE_MS
 from agents.replay.table import PREFETCHED_BATCHES, draws_ahead
 
-# Others get the processor, or the GIL, after so many seconds: a scheduler is about as fair.
+# A process yields the processor, or the GIL, after this many seconds, about as a scheduler does.
 _SLICE = 1e-3
-# So many items inserted, and steps of replicas, take some ten seconds to simulate.
+# This many inserted items and replica steps take some ten seconds to simulate.
 _MOST_EVENTS = 30_000
 _EVALUATOR_LOOKS = 0.1
-# The share of the weights that actors asked for and have got, below which a queue still grows.
+# If actors have received a smaller share of the weights that they requested, a queue still grows.
 _SETTLED = 0.5
 
 _Events = Generator[Any, Any, Any]
@@ -37,7 +37,7 @@ _Events = Generator[Any, Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-    """How a simulated run went.
+    """The result of a simulated run.
 
     Attributes:
       seconds: simulated time.
@@ -71,7 +71,7 @@ def simulate(
 
     Args:
       parts: what its parts cost.
-      deployment: how it is spread.
+      deployment: how it is deployed.
       hardware: on which machines.
       samples_ahead: the tolerance of the rate limiter, in sampled transitions.
       seconds: how long to simulate; less if more happens in that time than can be simulated in
@@ -84,9 +84,9 @@ def simulate(
     seconds = min(seconds, most)
     run = _Run(parts, deployment, hardware, samples_ahead, seed)
     clock = run.clock
-    # Until then, actors or learner are faster than the others let them be in the long run.
+    # Before that, actors or learner are faster than the limiter lets them be in the long run.
     clock.run(run.held_back | clock.timeout(most))
-    clock.run(clock.now + seconds / 3)  # Queues fill.
+    clock.run(clock.now + seconds / 3)  # Let the queues fill.
     run.forget()
     clock.run(clock.now + seconds * 2 / 3)
     return run.summary(seconds * 2 / 3)
@@ -103,7 +103,7 @@ class _Machine:
 
 
 class _Limiter:
-    """Reverb's SampleToInsertRatio, with the table filled to its least size.
+    """Reverb's SampleToInsertRatio, with the table filled to its minimum size.
 
     Attributes:
       held_back: the event at which an insert or a sample has to wait for the first time.
@@ -118,11 +118,11 @@ class _Limiter:
         self.held_back = simpy.Event(clock)
 
     def insert(self, count: float) -> simpy.Event:
-        """Returns the event at which so many transitions are inserted."""
+        """Returns the event at which `count` transitions are inserted."""
         return self._queued(self._inserts, count * self._samples_per_insert)
 
     def sample(self, count: float) -> simpy.Event:
-        """Returns the event at which so many transitions are sampled."""
+        """Returns the event at which `count` transitions are sampled."""
         return self._queued(self._samples, count)
 
     def _queued(self, queue: deque[tuple[float, simpy.Event]], samples: float) -> simpy.Event:
@@ -144,7 +144,7 @@ class _Limiter:
 
 
 class _Run:
-    """The processes of a run, and what they count."""
+    """The processes of a run, and their statistics."""
 
     def __init__(
         self, parts: Parts, run: Deployment, hardware: Hardware, samples_ahead: float, seed: int
@@ -203,7 +203,7 @@ class _Run:
           seconds: time since `forget`.
         """
         ages = sorted(self._ages) or [0]
-        # Before the weights are as old as they will be, all have fetched at their usual rate.
+        # Ages are meaningful only if actors have fetched at about their usual rate.
         at_once = self._run.item_length * self._run.envs_per_actor
         asked = self._actions / max(ACTIONS_PER_UPDATE, at_once)
         if self._fetched < _SETTLED * asked:
@@ -219,7 +219,7 @@ class _Run:
         )
 
     def _places(self) -> Iterator[_Machine]:
-        """Yields the machine of each actor: the one that has least to do."""
+        """Yields the machine of each actor: the least busy one."""
         parts, run, demands = self._parts, self._run, self._demands
         rate = predict(parts, run, self._hardware).actions
         busy = [0.0] * len(self._machines)
@@ -255,7 +255,7 @@ class _Run:
                 queue.release(turn)
 
     def _send(self, sender: _Machine, receiver: _Machine, num_bytes: float) -> _Events:
-        """Moves bytes over the network: out of a machine and into the other one at once."""
+        """Moves bytes over the network, out of a machine and into the other simultaneously."""
         if sender is receiver:
             return
         with sender.outward.request() as outward, receiver.inward.request() as inward:
@@ -285,7 +285,8 @@ class _Run:
             act = count * parts.environment * variation + others
             yield from self._work(machine, act, *self._lock)
             acted = self.clock.now
-            # Before the first fetch, the steps of the long run: actors began ahead of the learner.
+            # Before the first fetch, use the long-run rate of steps: actors began ahead of the
+            # learner.
             before = to_fetch * run.actors * run.steps_per_action
             self._ages.append(before if version is None else self._steps - version)
             sent.append(self.clock.process(self._delivery(index, machine)))
@@ -324,7 +325,7 @@ class _Run:
             yield from self._work(place, inserted, self._servers[server])
 
     def _fetch(self, index: int, machine: _Machine) -> _Events:
-        """Fetches the weights; returns the learner step that they are of."""
+        """Fetches the weights; returns the learner step that produced them."""
         if self._run.in_threads:
             return self._published
         which = index % len(self._serving)
@@ -404,7 +405,7 @@ class _Run:
         return work / machine.speed, self.clock.now
 
     def _evaluator(self) -> _Events:
-        """Plays the episodes that are due; they are due for each environment step."""
+        """Plays the episodes that are due, a fixed number per environment step."""
         parts, run = self._parts, self._run
         policy = parts.policy_call + parts.policy_row
         episode = self._demands.episode_actions * (parts.environment + policy)

@@ -1,4 +1,4 @@
-"""Minari, if it is installed, and what our datasets add to its format.
+"""Minari, if it is installed, and what this project's datasets add to its format.
 
 Observations and actions are those of agents: flat float32 vectors, and actions in [-1, 1]. `infos`
 holds the discounts, `[T + 1]`, of which the first is 1.
@@ -10,8 +10,9 @@ from rl_replicator.errors import UsageError
 
 # Key of what this project adds to the metadata of a dataset.
 METADATA = "rl_replicator"
-# Key of the discounts among the infos of an episode. It names us: others may call anything a
-# discount, such as gamma, and of the datasets that Minari combines only the episodes stay.
+# Key of the discounts among the infos of an episode. It names this project, because others may call
+# anything a discount, such as gamma, and Minari keeps only the episodes of datasets that it
+# combines.
 DISCOUNT = "rl_replicator_discount"
 
 

@@ -1,8 +1,8 @@
 """Fills the replay of a new run with recorded episodes.
 
-A server that nobody else knows takes the transitions and writes its tables to files, from which the
-replay servers of the run start until there is a checkpoint. So they are filled before any actor
-starts, also those that are started again.
+A private server receives the transitions and writes its tables to files, from which the replay
+servers of the run start until there is a checkpoint. So they are filled before any actor starts,
+including servers that are restarted.
 """
 
 import functools
@@ -33,8 +33,9 @@ def fill(
 
     Args:
       agent: makes the tables, and the adders that fill them.
-      dataset: the episodes. Each server gets as many steps: the learner takes as many rows of
-        each, so actors that feed a fuller one would wait for those of the others.
+      dataset: the episodes. Each server gets the same number of steps: the learner takes the same
+        number of rows from each, so actors that feed a fuller one would wait for those of the
+        others.
       num_replicas: the number of the learner's replicas.
       num_shards: number of replay servers.
       run_dir: directory of the run.
@@ -61,7 +62,7 @@ def fill(
 
 
 def discard(run_dir: Path) -> None:
-    """Deletes the files that `fill` has written, also those of a process that was killed."""
+    """Deletes the files that `fill` has written, including those of a killed process."""
     for folder in (prefilled(run_dir), *run_dir.glob(f"{_SCRATCH}*")):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -100,7 +101,7 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
             expected += episode.num_steps
     except UsageError:
         raise
-    except ValueError as error:  # It has extras, perhaps.
+    except ValueError as error:  # Perhaps the agent has extras.
         raise UsageError(
             f"--prefill: expected an agent that learns from recorded steps alone: {error}"
         ) from error
@@ -113,8 +114,8 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
 def _limit(table: Any, limiter: Any) -> None:
     """Gives a filled table its limiter, as if its transitions had been sampled as often as due.
 
-    They count for the least number of transitions with which sampling starts. Beyond that, only
-    the steps of the run's own actors make learner steps due, as many for each as without them.
+    They count towards the minimum number of transitions for sampling. Beyond that, only the steps
+    of the run's own actors make learner steps due, as many per step as without a prefill.
     """
     counts = table.rate_limiter.insert_count, table.rate_limiter.delete_count
     table.rate_limiter.CopyFrom(limiter)

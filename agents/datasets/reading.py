@@ -1,4 +1,4 @@
-"""Reads a Minari dataset, ours or another one, as episodes that fit an environment."""
+"""Reads a Minari dataset, from this project or elsewhere, as episodes that fit an environment."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ from rl_replicator.errors import UsageError
 _METADATA_FILE = "metadata.json"
 # How far rounding may take a mapped action out of its range.
 _TOLERANCE = 1e-5
-# A part of a dataset consists of up to so many stretches of at least so many steps: tables that are
-# too small for the dataset then keep its newest steps, and few returns end early at a cut.
+# A part of a dataset consists of up to this many stretches of at least this many steps: tables that
+# are too small for the dataset then keep its newest steps, and few returns end early at a cut.
 _ROUNDS = 16
 _LEAST_STRETCH = 1000
 
@@ -58,10 +58,11 @@ class EpisodeDataset:
         return len(self._data)
 
     def check(self) -> DatasetSummary:
-        """Reads everything.
+        """Reads and checks all episodes.
 
         Raises:
-          UsageError: if there is no episode, or one holds what no environment could have given.
+          UsageError: if there is no episode, or one has values that no environment could have
+            produced.
         """
         summary = DatasetSummary.of(self.episodes(range(self.num_episodes)))
         if not summary.returns:
@@ -88,8 +89,8 @@ class EpisodeDataset:
     def part(self, index: int, count: int) -> Iterator[RecordedEpisode]:
         """Reads one of several parts that have equally many steps, whatever the episodes' lengths.
 
-        The dataset is dealt out in stretches, in its order. An episode that lies in several of them
-        is cut.
+        The dataset is divided into stretches, which are dealt out in order. An episode that lies in
+        several of them is cut.
 
         Args:
           index: number of the part, from 0.
@@ -118,7 +119,7 @@ class EpisodeDataset:
                 "repair the dataset, or leave the episode out"
             )
 
-        with np.errstate(over="ignore"):  # They become infinite, which is refused below.
+        with np.errstate(over="ignore"):  # Overflows become infinite, which is rejected below.
             observations = np.asarray(data.observations, np.float32)
         arrays = {
             "observations": observations,
@@ -144,7 +145,7 @@ class EpisodeDataset:
                 f"{rewards.min():g} to {rewards.max():g}",
             )
         scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
-        scale = np.where(scale > 0, scale, 1.0)  # A number that is always the same.
+        scale = np.where(scale > 0, scale, 1.0)  # Constant actions.
         actions = ((arrays["actions"].reshape(steps, -1) - offset) / scale).astype(np.float32)
         if np.abs(actions).max() > 1 + _TOLERANCE:
             raise wrong("actions within the dataset's action space", "one outside of it")
@@ -221,14 +222,14 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
 
 
 def _compare_arguments(name: str, data: Any, task: Task) -> None:
-    """Raises UsageError if a dataset's Gymnasium environment was made with arguments of its own."""
+    """Raises UsageError if a dataset's Gymnasium environment was made with unusual arguments."""
     import gymnasium
 
     if data.env_spec is None or not task.name.startswith("gym:"):
         return
     usual = gymnasium.spec(data.env_spec.id).kwargs
     for argument, value in data.env_spec.kwargs.items():
-        # The dataset has it as JSON, where tuples are lists.
+        # The dataset stores it as JSON, where tuples are lists.
         is_usual = json.dumps(value, default=str) == json.dumps(usual.get(argument), default=str)
         if argument != "render_mode" and not is_usual:
             raise UsageError(
@@ -260,7 +261,7 @@ def _opened(name: str) -> Any:
 
 @contextlib.contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turns the errors of reading a dataset into one line."""
+    """Turns errors in reading a dataset into a UsageError of one line."""
     try:
         yield
     except UsageError:
@@ -272,7 +273,7 @@ def _readable(name: str) -> Iterator[None]:
         ) from None
     except (
         ImportError,  # Of a package that the dataset's format needs.
-        NotImplementedError,  # A space that Minari does not know.
+        NotImplementedError,  # A space that Minari does not support.
         OSError,
         ValueError,
         KeyError,

@@ -82,7 +82,7 @@ class RecordedEpisode:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSummary:
-    """What a dataset holds.
+    """A summary of the contents of a dataset.
 
     Attributes:
       num_steps: actions of all episodes.
@@ -96,7 +96,7 @@ class DatasetSummary:
 
     @classmethod
     def of(cls, episodes: Iterable[RecordedEpisode]) -> "DatasetSummary":
-        """Sums up episodes; keeps none of them."""
+        """Summarises episodes, without keeping them."""
         figures = [(e.num_steps, e.episode_return, e.is_terminated) for e in episodes]
         steps, returns, terminated = zip(*figures, strict=True) if figures else ((), (), ())
         return cls(sum(steps), returns, sum(terminated))
@@ -112,7 +112,7 @@ class DatasetSummary:
 
 
 def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[RecordedEpisode]:
-    """Plays episodes, each in an environment with a seed of its own.
+    """Plays episodes, each in an environment with its own seed.
 
     Args:
       policy: the policy.
@@ -132,7 +132,7 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
     actor = _SingleActor(policy, context) if explore else policy.actor
     recorder = _Recorder(actor)
     for episode_seed in range(seed, seed + episodes):
-        # An episode follows from its own seed, whatever was played before it.
+        # An episode depends only on its own seed, whatever was played before it.
         context.random.bit_generator.state = _noise(episode_seed).bit_generator.state
         context.memory.clear()
         environment = policy.make_environment(episode_seed)
@@ -144,8 +144,8 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
 
 
 def _noise(episode_seed: int) -> np.random.Generator:
-    """Returns what an episode's exploration draws from."""
-    # Gymnasium draws the initial state from default_rng(episode_seed).
+    """Returns the random generator of an episode's exploration."""
+    # Not default_rng(episode_seed), from which Gymnasium draws the initial state.
     return np.random.default_rng([episode_seed, _NOISE_STREAM])
 
 

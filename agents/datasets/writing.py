@@ -28,7 +28,7 @@ def check_new(dataset_id: str) -> None:
     """Checks that a dataset can be made under an ID.
 
     Raises:
-      UsageError: if it is no ID of Minari, there is such a dataset, or Minari's folder cannot be
+      UsageError: if it is not a valid Minari ID, the dataset exists, or Minari's folder cannot be
         made.
     """
     minari_library.imported()
@@ -61,7 +61,8 @@ def write(
     Args:
       dataset_id: the id of the new dataset.
       episodes: one or more episodes.
-      about: metadata of Minari and, under `minari_library.METADATA`, our own, as plain data.
+      about: metadata of Minari and, under `minari_library.METADATA`, of this project, as plain
+        data.
 
     Raises:
       UsageError: see `check_new`; also if another process writes this dataset, or the folder cannot
@@ -71,7 +72,7 @@ def write(
     from minari.storage.datasets_root_dir import get_dataset_path
 
     path = get_dataset_path(dataset_id)
-    # Under its name when all is there: of a part of it, nobody could tell that more was asked for.
+    # It gets its name only once it is complete: an incomplete dataset could not be recognised.
     try:
         with whole_file.making_folder(path) as new:
             return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
@@ -94,7 +95,7 @@ def _written(
 
 
 def _created(folder: Path, dataset_id: str, episode: RecordedEpisode) -> Any:
-    """Creates the storage of a dataset without episodes that has the specs of one."""
+    """Creates the storage of a dataset without episodes, with the specs of the given one."""
     from gymnasium import spaces
     from minari import namespace
     from minari.dataset.minari_dataset import parse_dataset_id

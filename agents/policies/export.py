@@ -22,9 +22,9 @@ from rl_replicator.runs.statistics import number
 def export_policy(
     policy: Policy, source: AgentSource, run: RunDirectory, license_name: str | None
 ) -> ExportedModel:
-    """Makes a model of a policy: from the environment's observation to an action in its own range.
+    """Makes a model of a policy, from the environment's observation to an action in its own range.
 
-    A wrapper may change both, so the environment of a wrapped task is the one in the wrappers, in
+    A wrapper may change both, so the environment of a wrapped task includes its wrappers and has
     the agent's form. From pixels, the model stacks the frames: it returns the stack for the next
     call.
 
@@ -35,7 +35,7 @@ def export_policy(
       license_name: licence that the card names; None for none.
 
     Raises:
-      UsageError: if the agent does not say how it acts.
+      UsageError: if the agent has no `make_evaluation_policy`.
     """
     if not hasattr(policy.agent, "make_evaluation_policy"):
         raise UsageError(
@@ -67,17 +67,17 @@ def export_policy(
 
 
 def _in_float32(agent: Any, source: AgentSource) -> Any:
-    """Returns the agent with convolutions in float32, which all programs have."""
+    """Returns the agent with convolutions in float32, which all programs support."""
     config = agent.config
     if getattr(config, "precision", "float32") == "float32":
         return agent
-    # Not by its class: the factory may be a function that gives it more than these.
+    # Not by calling its class: the factory may be a function that passes further arguments.
     float32 = dataclasses.replace(config, precision="float32")
     return source.make_agent(float32, agent.environment_spec)
 
 
 def _to_range(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns what maps actions [B, A] in [-1, 1] to those of the environment's own spec."""
+    """Returns a function from actions [B, A] in [-1, 1] to those of the environment's own spec."""
     low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32).reshape(-1)
     high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32).reshape(-1)
 
@@ -130,20 +130,20 @@ def _card(
     return Card(f"{name} on {task}", facts, usage, identity, packages_of(environment))
 
 
-# The interface of environments and ours, which simulate nothing.
+# Packages of interfaces to environments, which simulate nothing.
 _NO_SIMULATORS = {"dm_env", "environments"}
 # Modules that simulate with MuJoCo.
 _MUJOCO = ("dm_control.", "gymnasium.envs.mujoco.")
 
 
 def packages_of(environment: Environment) -> list[str]:
-    """Returns the packages that an environment is made of, as its classes tell.
+    """Returns the packages that an environment is built on, judging by its classes.
 
     Args:
       environment: the environment.
 
     Returns:
-      Names as their modules suggest; there need not be such packages.
+      Names derived from those of modules; packages of these names need not exist.
     """
     made: Any = environment.wrapped
     parts = [made, getattr(made, "unwrapped", None), getattr(made, "physics", None)]
@@ -187,7 +187,7 @@ def _action(spec: Any) -> str:
     return f"float32 {list(spec.shape)}, within [{low:g}, {high:g}]"
 
 
-# By whether the policy is from pixels.
+# Key: whether the policy is from pixels.
 _USAGE = {
     False: (
         "Input `observation`: [B, N] float32, the environment's arrays, flattened and concatenated "

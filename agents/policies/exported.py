@@ -19,9 +19,9 @@ from rl_replicator.exports.standalone import Model
 from rl_replicator.runs.plain_data import stored_part
 
 MODEL = "model.npz"
-# The fact of a model card that names the wrappers, if there are any.
+# The entry of a model card that names the wrappers, if there are any.
 WRAPPERS = "wrappers"
-# What reading a file raises that is not there, not whole, or of another kind.
+# Errors from reading a file that is missing, incomplete, or of another kind.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -39,13 +39,13 @@ def action_range(flat: Any, is_wrapped: bool) -> Any:
 
     Args:
       flat: the environment in the agents' form.
-      is_wrapped: whether the model has the form that wrappers around the environment have.
+      is_wrapped: whether the model is for the environment with its wrappers.
     """
     return flat.action_spec() if is_wrapped else flat.own_action_spec
 
 
 class ExportedActor(core.Actor):
-    """Acts as an exported model says."""
+    """Acts according to an exported model."""
 
     def __init__(self, model: Model, action_spec: Any):
         """Stores both.
@@ -58,10 +58,10 @@ class ExportedActor(core.Actor):
         low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
         high = np.broadcast_to(action_spec.maximum, action_spec.shape).astype(np.float32)
         half, self._middle = ((high - low) / 2).reshape(-1), ((high + low) / 2).reshape(-1)
-        self._half = np.where(half > 0, half, 1)  # A number that is always the same.
+        self._half = np.where(half > 0, half, 1)  # Constant actions.
 
     def select_action(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the action, [A] float32 in [-1, 1], as our environments take it."""
+        """Returns the action, [A] float32 in [-1, 1], as this project's environments take it."""
         own = np.asarray(self._model.act(observation), np.float32).reshape(-1)
         return (own - self._middle) / self._half
 
@@ -99,7 +99,7 @@ class ExportedPolicy:
           UsageError: if it has other observations or actions than the policy.
         """
         flat = environment if task.pixels is None else environment.wrapped
-        # Earlier models of wrapped tasks act in the range of the environment in the wrappers.
+        # Earlier models of wrapped tasks act in the range of the environment inside the wrappers.
         is_wrapped = WRAPPERS in self.model.card
         own_spec = action_range(flat, is_wrapped)
         expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
@@ -112,7 +112,8 @@ class ExportedPolicy:
             )
         if is_wrapped or task == self.task:
             return ExportedActor(self.model, own_spec)
-        # In its own range, another environment may have other actions for the policy's numbers.
+        # The range of the policy's task: in that of another environment, the policy's numbers may
+        # stand for other actions.
         with self.task.make(seed=0) as made:
             trained: Any = made if self.task.pixels is None else made.wrapped
             return ExportedActor(self.model, trained.own_action_spec)

@@ -1,4 +1,4 @@
-"""Plays a policy for people to see: in a window, or into a file."""
+"""Plays a policy for people to watch: in a window, or into a file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agents.task import Task
 from rl_replicator.errors import UsageError
 
 _SCALE = 2
-# Shows a frame, [H, W, 3] uint8; returns False if nobody looks any more.
+# Shows a frame, [H, W, 3] uint8; returns False to end the playing.
 Show = Callable[[np.ndarray], bool | None]
 
 
 class Window:
-    """A window, in which an episode takes as long as in a film."""
+    """A window, which plays episodes at the speed of a film."""
 
     def __init__(self, title: str):
         """Opens the window.
@@ -34,7 +34,7 @@ class Window:
           UsageError: if there is no display, or Python has no tkinter.
         """
         try:
-            import tkinter  # Debian has it in a package of its own.
+            import tkinter  # Debian has it in a separate package.
         except ModuleNotFoundError:
             raise UsageError(
                 "expected Python's tkinter for the window, found none; 'apt-get install "
@@ -62,7 +62,7 @@ class Window:
         data = b"P6 %d %d 255 " % (width, height) + np.ascontiguousarray(frame).tobytes()
         image = self._new_image(data=data, format="PPM").zoom(_SCALE)
         self._label.configure(image=image)
-        self._image = image  # Tk itself keeps none.
+        self._image = image  # Tk itself keeps no reference.
         self._root.update()
         self._next = max(self._next + 1 / video_file.FRAMES_PER_SECOND, time.monotonic())
         time.sleep(max(0.0, self._next - time.monotonic()))
@@ -76,7 +76,7 @@ class Window:
 
 
 def has_display() -> bool:
-    """Returns whether a window can be opened, as far as the environment variables say."""
+    """Returns whether a window can be opened, according to the environment variables."""
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
@@ -88,13 +88,13 @@ def play(
     show: Show,
     episodes: int,
 ) -> Iterator[float]:
-    """Plays episodes, until nobody looks any more.
+    """Plays episodes, until `show` returns False.
 
     Args:
       environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
-      max_actions: where to cut off an episode that does not end.
+      max_actions: number of actions after which an episode is cut off.
       show: gets about 30 frames for 90 environment steps.
       episodes: number of episodes.
 

@@ -83,7 +83,7 @@ class Policy:
 
         Raises:
           TypeError: if the observation is a nest of arrays, as returned by your own environments.
-          ValueError: if it has another shape or dtype; vectors may be of any real numbers.
+          ValueError: if it has another shape or dtype; vectors may have any real dtype.
         """
         spec = self.agent.environment_spec.observations
         expected = f"expected one array {list(spec.shape)} of {spec.dtype}"

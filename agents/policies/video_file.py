@@ -1,4 +1,4 @@
-"""Films of episodes as files, complete or absent."""
+"""Films of episodes as files, which are complete or absent."""
 
 import contextlib
 import os
@@ -23,8 +23,8 @@ STEPS_PER_FRAME = 1000 // (10 * FRAMES_PER_SECOND)
 def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
     """Yields a function that adds a frame [H, W, 3] uint8 to a new film.
 
-    The film takes the place of `path` if all goes well. Frames of an .mp4 are encoded as they come;
-    a .gif keeps them until the end, because its encoder takes all at once.
+    The film replaces `path` once it is complete. Frames of an .mp4 are encoded as they come; a .gif
+    keeps them until the end, because its encoder takes all at once.
 
     Raises:
       DiskError: if it cannot be written completely, most likely because the disk is full.
@@ -33,7 +33,7 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
     partial = whole_file.beside(path, f".partial{path.suffix}")
-    with _file_errors(path):  # Before the episode is played: the user need not wait for these.
+    with _file_errors(path):  # Before the episode is played: these errors come early.
         if path.is_dir():
             raise UsageError(f"--output: expected a file, got {path}, a folder; choose another")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class _Mp4:
             self._writer.close()
 
     def count(self) -> int:
-        """Reads the film back: the encoder may fail on a full disk in silence."""
+        """Reads the film back: the encoder may fail silently on a full disk."""
         return sum(1 for _ in iio.imiter(self._path, plugin="FFMPEG"))
 
 
