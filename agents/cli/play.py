@@ -69,7 +69,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
-    """Returns the task, its environment, the actor, and the most actions of an episode."""
+    """Returns the task, its environment, the actor, and the most actions per episode."""
     from agents.plan.evaluation import EvaluationSchedule
     from agents.policies import exported
     from rl_replicator.errors import UsageError
@@ -84,7 +84,7 @@ def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
             )
         task = _task(policy.task, chosen.env)
         environment = task.make(chosen.seed)
-        most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # No export holds its own.
+        most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # Exports store none.
         return task, environment, policy.actor(task, environment), most
     from agents.policies.policy import load_policy
 

@@ -1,4 +1,4 @@
-"""What `rl-replicator doctor` says about rendering."""
+"""The findings of `rl-replicator doctor` about rendering."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def examine() -> Iterator[Finding]:
     try:
         renderer = rendering.find()
         rates = frame_rate.measure(_MEASURED_TASK, [PixelConfig(render=mode) for mode in _MODES])
-    except Exception as error:  # OpenGL libraries fail in many ways; none of them is ours.
+    except Exception as error:  # OpenGL libraries raise errors of many types.
         text = re.sub(r"\s+", " ", str(error))
         yield Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")
         return

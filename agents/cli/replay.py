@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
 
     stderr_filter.silence()
     chosen = options.parse(ReplayOptions, "rl-replicator replay", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.runs import replay_figures
 
     figures = replay_figures.read(chosen.run_dir)

@@ -49,7 +49,7 @@ def run(args: Sequence[str]) -> int:
             check_option(suffix in (".html", ".htm"), "out", "a name that ends in .html", self.out)
 
     chosen = options.parse(ReportOptions, "rl-replicator report", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.reports import page, reading
     from rl_replicator.runs import selection, whole_file
 

@@ -40,7 +40,7 @@ def run(args: Sequence[str]) -> int:
 
     stderr_filter.silence()
     chosen = options.parse(ScaleOptions, "rl-replicator scale", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.runs import scaling
 
     print(scaling.request(chosen.run_dir, chosen.actors))

@@ -94,7 +94,7 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
       theirs: the options of its runs.
 
     Raises:
-      UsageError: if a run would refuse the options.
+      UsageError: if a run would reject the options.
       EnvironmentUsageError: if a task cannot be made with these options.
     """
     from agents.suites import anchors, tasks

@@ -48,7 +48,7 @@ def run(args: Sequence[str]) -> int:
             check_option(size >= 0, "film_megabytes", "at least 0", size)
 
     chosen = options.parse(WatchOptions, "rl-replicator watch", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.reports.live import LivePage, LiveServer
     from rl_replicator.runs import run_directory
 

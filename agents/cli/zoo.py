@@ -20,8 +20,8 @@ def run(args: Sequence[str]) -> int:
       The exit status.
 
     Raises:
-      UsageError: if an option is wrong, a run has no policy, two have one task and agent, or
-        another process makes the folder. There is no folder then.
+      UsageError: if an option is wrong, a run has no policy, two have the same task and agent, or
+        another process makes the folder. No folder is left then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from rl_replicator.cli import options, stderr_filter
@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
                 f"--out: expected a new folder, got {chosen.out}, which exists; choose another"
             )
         named = _named(chosen.run_dirs)
-        # Under its name when all is there: what fails can be repeated.
+        # It gets its name only once it is complete, so that a failed command can be repeated.
         with whole_file.making_folder(chosen.out) as new:
             rows = [_added(run_dir, name, new, chosen) for name, run_dir in named.items()]
             (new / "README.md").write_text(_table(rows, chosen))
@@ -72,7 +72,7 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
     """Returns the runs by the names of their folders.
 
     Raises:
-      UsageError: if one is no run of an agent, or two would have one folder.
+      UsageError: if one is not a run of an agent, or two would have the same folder.
     """
     from rl_replicator.cli import trainables
     from rl_replicator.errors import UsageError
@@ -109,7 +109,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     model = trainable.exported(run_dir, chosen.best, chosen.license)
     facts = model.card.facts
     formats.write(model, "numpy", out / name)
-    # What was written is measured, in the way of the evaluations of a run.
+    # Measure what was written, in the same way as the evaluations of a run.
     policy = exported.load(out / name)
     with policy.task.make(chosen.seed) as environment:
         actor = policy.actor(policy.task, environment)

@@ -1,4 +1,4 @@
-"""What the sections of a report are made of."""
+"""The building blocks of the sections of a report."""
 
 import re
 from collections.abc import Sequence
@@ -57,13 +57,13 @@ def config_name(index: int, label: str, text: str) -> Html:
 
 
 def sentence(text: str) -> Html:
-    """Returns a text as a sentence, with its options in the type of code, which never breaks."""
+    """Returns a text as a sentence, with its options in code style, which never wraps."""
     parts = _OPTION.split(f"{text[:1].upper()}{text[1:].removesuffix('.')}.")
     return joined(element("code", one) if i % 2 else one for i, one in enumerate(parts))
 
 
 def hint(text: Child, kind: str = "") -> Html:
-    """Returns a paragraph that stands out.
+    """Returns a highlighted paragraph.
 
     Args:
       text: the text of the paragraph.

@@ -20,16 +20,17 @@ Scale = Callable[[np.ndarray], np.ndarray]
 _COLOURS = 6
 # SVG units in both directions; the drawing is stretched to the size of its box.
 _SIZE = 1000.0
-# More points than this can't be told apart; they become means of as many buckets.
+# More points than this can't be distinguished; they become the means of this many buckets.
 _MOST_POINTS = 240
-# Evaluations up to this number are marked by dots.
+# The points of a line are marked by dots if there are no more than this.
 _MOST_DOTS = 40
 _MOST_TICKS = 5
 # Labels at the ends of lines are kept apart by this share of the height.
 _LABEL_GAP = 0.075
 # Labels further apart than this share of the width do not touch.
 _LABEL_WIDTH = 0.08
-# Bounds below this share of the greatest value begin at zero.
+# The y-axis begins at zero if the lowest value is below this share of the greatest, and not
+# negative.
 _ZERO_BELOW = 0.6
 
 
@@ -38,7 +39,7 @@ class Line:
     """A line of a chart.
 
     Attributes:
-      label: a short one for its end; may be empty.
+      label: a short label for its end; may be empty.
       name: the name to show to people.
       colour: number of the colour.
       x: [T], increasing.
@@ -56,7 +57,7 @@ class Line:
     high: np.ndarray | None = None
 
     def thinned(self) -> Line:
-        """Returns the line with no more points than can be told apart."""
+        """Returns the line with no more points than can be distinguished."""
         if len(self.x) <= _MOST_POINTS:
             return self
         return dataclasses.replace(
@@ -81,8 +82,8 @@ def chart(
     Args:
       lines: one or more lines.
       title: above the chart.
-      x_label: what the steps are.
-      y_label: what the figure is.
+      x_label: the name of the steps.
+      y_label: the name of the figure.
       is_small: whether it is one of many.
     """
     lines = [line.thinned() for line in lines]
@@ -209,7 +210,7 @@ def _stroke(line: Line, across: Scale, down: Scale, is_small: bool) -> Html:
     drawn = element("path", d=f"M{_points(x, y)}", class_=style)
     if is_small or len(x) > _MOST_DOTS:
         return drawn
-    # Lines of no length with round ends: circles would be stretched with the drawing.
+    # Zero-length lines with round ends: circles would be stretched with the drawing.
     dots = "".join(f"M{_unit(a)} {_unit(b)}h0" for a, b in zip(x, y, strict=True))
     return Html(drawn + element("path", d=dots, class_=f"dots {colour}"))
 

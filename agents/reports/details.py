@@ -20,7 +20,7 @@ from rl_replicator.runs.plots import EvaluatedRun
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.selection import LeftOut
 
-# Classes of the parts of time; what waits is grey.
+# CSS classes of the parts of time; waiting is grey.
 _PART_CLASSES = {
     "environment": "p0",
     "rendering": "p1",
@@ -32,11 +32,11 @@ _PART_CLASSES = {
     "checkpoints": "p3",
     "waiting": "p-wait",
 }
-# A counter, which grows as it must.
+# Counters, which only grow.
 _COUNTERS = ("learner_steps",)
 _KINDS = {"actor": "Actors", "learner": "Learner"}
 _MOST_DETAILS = 24
-# The events of runs with more faults are folded away.
+# The events are collapsed if there are more faults than this.
 _MOST_OPEN = 20
 
 
@@ -87,7 +87,7 @@ def training(reading: Reading) -> Html | None:
                 task = str(curve.settings.get("env", "")) if len(reading.tasks) > 1 else ""
                 text = " ".join(filter(None, (label if several else names[index], task)))
                 lines.append(Line(label, text, index, curve.steps, curve.values.mean(axis=0)))
-        # Agents and learners count other steps.
+        # Agents and learners count different steps.
         over = f" over {x_label}" if names_shown.count(name) > 1 else ""
         charts.append(chart(lines, f"{name.replace('_', ' ')}{over}", x_label, "", is_small=True))
     if not charts:
@@ -101,7 +101,7 @@ def training(reading: Reading) -> Html | None:
 
 
 def faults_survived(reading: Reading) -> Html | None:
-    """Returns what has happened to the runs, the faults that they have survived marked."""
+    """Returns the events of the runs, with the faults that they have survived marked."""
     rows: list[list[Child]] = []
     faults = 0
     for run in reading.runs:
@@ -152,7 +152,7 @@ def shown_films(reading: Reading, most_bytes: float) -> Html | None:
     for picture in selection.shown:
         try:
             shown.append(films.embedded(picture))
-        except OSError as error:  # Another user's, or it has been removed since.
+        except OSError as error:  # It is another user's, or has been removed.
             items.append(element("li", f"{picture.path}: {error.strerror}"))
     unreadable = element(
         "details", element("summary", f"{len(items)} cannot be read"), element("ul", items)

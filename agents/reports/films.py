@@ -47,7 +47,7 @@ class Selection:
 
 
 def select(runs: Sequence[ReportedRun], most_bytes: float) -> Selection:
-    """Chooses films: of each run in turn the newest, as long as they fit.
+    """Chooses films: the newest of each run in turn, as long as they fit.
 
     Args:
       runs: the runs of the report.
@@ -121,17 +121,17 @@ def _pictures(run: ReportedRun) -> Iterator[Picture]:
 
 
 def _age(path: Path) -> tuple[int, str]:
-    """Orders files by the steps that their names tell, whose numbers of digits may differ."""
+    """Returns the sort key of a file: the steps in its name, whose numbers of digits may differ."""
     return (int(path.stem) if path.stem.isdecimal() else 0, path.name)
 
 
 def _steps(path: Path) -> str:
-    """Returns the steps that the name of a file tells; its whole name if it tells none."""
+    """Returns the steps in the name of a file; its whole name if it has none."""
     return f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
 
 
 def _picture(run: ReportedRun, path: Path, about: str) -> Iterator[Picture]:
-    """Yields a picture if its file is there, and is not being made."""
+    """Yields a picture if its file exists, and is not still empty."""
     try:
         found = path.stat()
     except OSError:

@@ -19,12 +19,12 @@ from rl_replicator.runs import selection
 
 _LOOPBACK = "127.0.0.1"
 _SECONDS_TO_REFRESH = 2.0
-# "Written 2 min ago" must not stand still while nothing is written.
+# "Written 2 min ago" must be updated even while nothing is written.
 _SECONDS_TO_RENDER_ANEW = 20.0
 # The metrics of a long run take a second to read, and they change all the time: no more than a
 # tenth of a core is spent on the page.
 _RENDER_SHARE = 10.0
-# For a client that asks for nothing, or reads nothing.
+# Timeout for a client that sends no request, or does not read the answer.
 _SECONDS_TO_ANSWER = 30.0
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -39,9 +39,9 @@ _PATTERNS = ("config.json", "events.csv", "metrics/*.csv", "evaluation.*", "film
 
 
 class LivePage:
-    """The page of runs, made anew when their files have changed. Threads may share it.
+    """The page of runs, rendered again when their files have changed. Threads may share it.
 
-    A page that takes long to make is made less often.
+    A page that takes long to render is rendered less often.
     """
 
     def __init__(self, paths: Sequence[Path], figure: str | None, film_bytes: float):
@@ -132,7 +132,7 @@ class LiveServer(socketserver.ThreadingTCPServer):
         return f"http://{_LOOPBACK}:{self.port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores clients that have gone away; reports other errors as usual."""
+        """Ignores clients that have disconnected; reports other errors as usual."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -142,8 +142,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _SECONDS_TO_ANSWER
 
     def do_GET(self) -> None:
-        # A page of another site whose name leads here would send that name.
-        # The port may be another one: that of a tunnel.
+        # A page of another site whose name resolves to this machine would send that name (DNS
+        # rebinding). The port may differ: that of a tunnel.
         host = (self.headers.get("Host") or "").partition(":")[0]
         if host.lower() not in (_LOOPBACK, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, b"expected the address of this machine\n")
@@ -169,4 +169,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: the page asks every two seconds."""
+        """Logs nothing: the page sends a request every two seconds."""

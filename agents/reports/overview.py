@@ -21,7 +21,7 @@ from rl_replicator.runs.progress_line import clock
 
 # Results of more configs are not shown as tiles.
 _MOST_TILES = 2
-# More pairs of configs are folded away.
+# More pairs of configs are collapsed.
 _MOST_PAIRS = 6
 
 
@@ -36,7 +36,7 @@ def config_names(reading: Reading) -> list[str]:
 
 
 def title(reading: Reading) -> str:
-    """Returns what the report is about."""
+    """Returns the title of the report."""
     trained = list(dict.fromkeys(run.trainable for run in reading.runs))
     about = " and ".join(trained) if len(trained) <= 2 else f"{len(trained)} algorithms"
     tasks = reading.tasks
@@ -176,7 +176,7 @@ def _highlighted(reading: Reading) -> list[int]:
     families = evaluated or reading.families
     configs = [config for family in families for config in family.configs]
     if len(families) != 1 or len({frozenset(one.curves) for one in configs}) > 1:
-        return []  # Their figures do not compare.
+        return []  # Their figures are not comparable.
     is_lowest_best = _is_lowest_best(configs[0])
     if is_lowest_best is None:
         return []
@@ -189,7 +189,7 @@ def _highlighted(reading: Reading) -> list[int]:
 
 
 def _is_lowest_best(config: ComparedConfig) -> bool | None:
-    """The figure of all curves is one, and so is its direction; None if that is not known."""
+    """Whether lower is better, for the figure that all curves share; None if unknown."""
     return next(iter(config.curves.values())).is_lowest_best
 
 
@@ -222,7 +222,7 @@ def _clock_tile(reading: Reading) -> Html:
 
 
 def _bottleneck(reading: Reading) -> tuple[str, str] | None:
-    """Returns what limits most of the runs, and in how many."""
+    """Returns the most frequent bottleneck of the runs, and in how many it is."""
     found = []
     for run in reading.runs:
         lines = bottleneck.explain(run.path, run.options)

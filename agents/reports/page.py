@@ -12,7 +12,7 @@ from agents.reports.markup import Html, element, joined
 from agents.reports.reading import Reading
 
 _TITLE = re.compile(r'<section id="([\w-]+)"><header><h2>(.*?)</h2>')
-# Nothing may be loaded; a live page asks for itself again.
+# Nothing may be loaded, but a live page requests itself again.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "media-src data:; connect-src {connect}"
@@ -23,9 +23,9 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
     """Returns the page as HTML that needs no other file.
 
     Args:
-      reading: what was read of the runs; without any, the page says what was left out.
+      reading: what was read of the runs; without any, the page shows what was left out.
       film_bytes: size of all films together.
-      seconds_to_refresh: between two looks of the page at its server; None for a file.
+      seconds_to_refresh: seconds between two requests of the page to its server; None for a file.
     """
     sections = _sections(reading, film_bytes)
     body = element(
@@ -41,7 +41,7 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
     text = "<!doctype html>\n" + element(
         "html", _head(reading, seconds_to_refresh), body, lang="en"
     )
-    # Names of directories may have bytes that are no UTF-8, which would be refused later.
+    # Names of directories may have bytes that are not UTF-8, which would raise an error later.
     return text.encode(errors="replace").decode()
 
 

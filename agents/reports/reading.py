@@ -1,4 +1,4 @@
-"""What a report shows, read from the directories of runs."""
+"""The contents of a report, read from the directories of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_replicator.runs.selection import LeftOut
 Table = Mapping[str, np.ndarray]
 # Tables of a run that may stand in for its evaluations before there is one.
 _TRAINING_GROUPS = ("actor", "train")
-# Tables of figures that show how training goes.
+# Tables of figures that show the progress of training.
 _DETAIL_GROUPS = ("learner", "train")
 # Other tables may be the user's.
 _GROUPS = tuple(dict.fromkeys((*plots.EVALUATION_GROUPS, *_TRAINING_GROUPS, *_DETAIL_GROUPS)))
@@ -38,8 +38,8 @@ class ReportedRun:
       task: name of the environment; "" for a learner.
       seed: the seed of the run; None if it has none.
       settings: the settings that distinguish it from others, except its seed.
-      options: the options of the run, with what it has decided in place of "auto".
-      score: which figure tells how good it is; None if it does not say.
+      options: the options of the run, with the values that it has chosen for "auto".
+      score: the figure that measures its quality; None if it has none.
       tables: group of metrics -> columns.
       written: when its metrics were written last, in seconds since the epoch.
     """
@@ -66,11 +66,11 @@ class ReportedRun:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole run; None if it does not tell."""
+        """Steps of the whole run; None if unknown."""
         steps = self.options.get("steps")
         if isinstance(steps, int) and steps > 0:
             return steps
-        return None if self.score is None else self.score.end  # It was asked for epochs.
+        return None if self.score is None else self.score.end  # Its length is given in epochs.
 
     @property
     def seconds(self) -> float:
@@ -131,8 +131,8 @@ class Family:
     """Runs whose figures can be drawn into one plot.
 
     Attributes:
-      x_label: what their steps are.
-      y_label: what their figure is.
+      x_label: the name of their steps.
+      y_label: the name of their figure.
       is_evaluated: whether it is a figure of evaluations, not of training.
       configs: the configs among them.
     """
@@ -225,7 +225,7 @@ def _families(
 ) -> tuple[list[Family], list[int], list[LeftOut]]:
     """Returns the families, for each run the index of its config, and runs left out of curves.
 
-    A run without an evaluation has no curve beside evaluated ones of its config.
+    A run without an evaluation has no curve if other runs of its config are evaluated.
     """
     keys = [plots.key_of(comparison.without_task(run.settings)) for run, _ in runs]
     evaluated = {key for key, (run, _) in zip(keys, runs, strict=True) if run.is_evaluated}

@@ -1,1 +1,1 @@
-"""Suites: runs of several tasks and seeds, as processes, and what came of them."""
+"""Suites: runs of several tasks and seeds, as processes, and their results."""

@@ -29,7 +29,7 @@ class Anchors:
 
     Attributes:
       returns: algorithm -> task -> mean return over seeds. The updates per environment step are
-        part of an algorithm's name, such as "BRO (10)", if its publication tells them.
+        part of an algorithm's name, such as "BRO (10)", if its publication states them.
     """
 
     returns: dict[str, dict[str, float]]
@@ -53,7 +53,7 @@ class Anchors:
         return cls(returns)
 
     def mean(self, algorithm: str, tasks: Collection[str]) -> float | None:
-        """Returns an algorithm's mean over tasks; None unless it has all of them, and one at least.
+        """Returns an algorithm's mean over tasks; None if it lacks a task, or there are none.
 
         Args:
           algorithm: a key of `returns`.
@@ -109,8 +109,8 @@ def _read(path: Path) -> Iterator[_Row]:
 
 
 def _row(row: dict[str, str]) -> _Row:
-    """Returns a row; a ValueError if it has a bad value."""
-    if set(row) != _COLUMNS or None in row.values():  # What DictReader makes of other lengths.
+    """Returns a row; raises ValueError if it has a bad value."""
+    if set(row) != _COLUMNS or None in row.values():  # As from DictReader for other lengths.
         raise ValueError(f"expected {len(_COLUMNS)} values, got another number")
     updates, algorithm = row["updates_per_step"], row["algorithm"]
     return _Row(

@@ -1,4 +1,4 @@
-"""The table of a suite: one row for each task, one column for each seed; it fills up."""
+"""The table of a suite: one row for each task, one column for each seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
     Args:
       statuses: the statuses of all runs.
       steps: environment steps of a run.
-      anchors: published returns to show beside it.
+      anchors: published returns to show next to those of the suite.
     """
     tasks = list(dict.fromkeys(status.run.task for status in statuses))
     seeds = sorted({status.run.seed for status in statuses})
@@ -78,7 +78,7 @@ def _cell(status: RunStatus, steps: int) -> str:
 
 
 def _final(status: RunStatus, steps: int) -> float | None:
-    """Returns the return of a complete run after `steps` steps; it may have gone on."""
+    """Returns the return of a complete run after `steps` steps, even if it has trained further."""
     found = results.at_end(status.rows(), steps).get(status.run.task)
     return found[0].return_mean if found else None
 
@@ -88,7 +88,7 @@ def _number(value: float | None) -> str:
 
 
 class Board:
-    """Redraws the table on a terminal; prints it whenever a run has ended elsewhere."""
+    """Redraws the table on a terminal; elsewhere, prints it whenever a run has ended."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Board:
         Args:
           statuses: the statuses of all runs, which change.
           steps: environment steps of a run.
-          anchors: published returns to show beside it.
+          anchors: published returns to show next to those of the suite.
           stream: where to draw. Default: standard output.
         """
         self._statuses, self._steps, self._anchors = statuses, steps, anchors
@@ -129,7 +129,7 @@ class Board:
         self._table.refresh(lines)
 
     def close(self) -> None:
-        """Shows the table a last time, whole."""
+        """Shows the whole table a last time."""
         self._table.close(self._text())
 
     def _text(self) -> str:

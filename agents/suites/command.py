@@ -1,4 +1,4 @@
-"""What `rl-replicator suite` does: schedules the runs, shows the table, writes the results."""
+"""The command `rl-replicator suite`: schedules the runs, shows the table, writes the results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rl_replicator.runs.selection import LeftOut
 
 _LOG = logging.getLogger("agents")
 _FAILURE = 1
-# Options of its runs that may change when a suite goes on.
+# Options of its runs that may change when a suite is continued.
 _FREE = ("env", "steps", *FREE_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class SuitePlan:
-    """A suite with everything that its command line says.
+    """A suite with all settings of its command line.
 
     Attributes:
       suite: its tasks.
@@ -40,7 +40,7 @@ class SuitePlan:
       agent: name of the agent.
       parallel: number of runs at a time.
       arguments: the arguments of `rl-replicator train`, for every run.
-      options: what `train` makes of `arguments`, as plain data.
+      options: the options that `train` parses from `arguments`, as plain data.
       anchors: published returns at the same number of steps.
     """
 
@@ -64,12 +64,12 @@ class SuitePlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What all runs in the suite's directory share but for `_FREE`, as plain data."""
+        """The settings that all runs in the suite's directory share, except `_FREE`."""
         return {"name": self.agent, **self.options}
 
 
 def run(plan: SuitePlan) -> int:
-    """Runs what is not done yet, and writes the results of all runs in the suite's directory.
+    """Runs the unfinished runs, and writes the results of all runs in the suite's directory.
 
     Args:
       plan: the plan of the suite.
@@ -132,7 +132,7 @@ def _is_done(plan: SuitePlan, status: RunStatus) -> bool:
     """Returns whether a run of this suite is complete, and was not killed before its end."""
     if not (status.is_complete(plan.steps) and _is_of(plan, status.path)):
         return False
-    # `train` makes the plot or film that it lacks, but refuses a run that was trained for more.
+    # `train` makes a missing plot or film, but refuses a run that was trained for more steps.
     target = RunDirectory(status.path).config()["options"].get("steps")
     return target != plan.steps or not events.lacks_end(events.read(status.path))
 

@@ -1,4 +1,4 @@
-"""The plot of a suite beside published results."""
+"""The plot of a suite's results next to published ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BAR = "#4c72b0"
 
 
 def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) -> None:
-    """Draws the return of each task beside the anchors, and the measures over all tasks.
+    """Draws the return of each task with the anchors, and the measures over all tasks.
 
     Args:
       rows: evaluations of the suite.
       steps: environment steps of a complete run; others are left out.
-      anchors: published returns at as many steps.
+      anchors: published returns at the same number of steps.
       path: the path of the image, a PNG. It is removed if no complete run was evaluated near them.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
@@ -28,7 +28,7 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
 
     marked = results.at_end(rows, steps)
     if not marked:
-        path.unlink(missing_ok=True)  # It shows a suite of other steps.
+        path.unlink(missing_ok=True)  # It is of other steps.
         return
     figure = Figure(figsize=(11, 1.2 + 0.36 * max(len(marked), 6)), dpi=110, layout="constrained")
     tasks, measures = figure.subplots(1, 2, width_ratios=(2, 1))

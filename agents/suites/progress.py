@@ -12,7 +12,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 
 class State(enum.Enum):
-    """What became of a run."""
+    """The state of a run."""
 
     WAITING = "waiting"
     """Not begun, or stopped before its end."""
@@ -25,12 +25,12 @@ class State(enum.Enum):
 
 @dataclasses.dataclass
 class RunStatus:
-    """A run of the suite while the suite goes on.
+    """A run of the suite, and its state while the suite is running.
 
     Attributes:
-      run: which one.
+      run: its task and seed.
       path: its directory.
-      state: what became of it.
+      state: its state.
       reason: why it failed, one line.
     """
 

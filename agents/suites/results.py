@@ -33,12 +33,12 @@ class ResultRow:
       task: name of the environment.
       seed: the seed of the run.
       environment_steps: steps of the run at the evaluation.
-      learner_steps: that made the evaluated weights.
+      learner_steps: learner steps of the evaluated weights.
       return_mean: mean return of the episodes.
       return_min: lowest return.
       return_median: median return; NaN if the run did not record it.
       return_max: highest return.
-      failed_share: share of failed episodes (`agents.nodes.evaluator`); NaN likewise.
+      failed_share: share of failed episodes (`agents.nodes.evaluation_figures`); NaN likewise.
       episodes: number of episodes.
       clock_seconds: duration of the run up to the evaluation, without start-up.
     """
@@ -177,7 +177,7 @@ def at_end(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
 
     Args:
       rows: rows of any runs with the same settings.
-      steps: environment steps of a complete run, which may have gone on.
+      steps: environment steps of a complete run, which may have been trained further.
 
     Returns:
       What `at_mark` finds of the runs that were evaluated after `steps` steps or more: one that

@@ -78,7 +78,7 @@ class Scheduler:
                     self._on_look()
                     time.sleep(_POLL_SECONDS)
             finally:
-                # After an error of our own, the runs save all the same.
+                # If this process fails, the runs still save.
                 end_all([one.process for one in self._running], self._is_urgent)
         return self._signals[0] if self._signals else None
 
@@ -99,7 +99,7 @@ class Scheduler:
             if code == 0:
                 self._set(one.status, State.DONE)
             elif self._signals:
-                self._set(one.status, State.WAITING)  # Stopped and saved, or killed by us.
+                self._set(one.status, State.WAITING)  # Stopped and saved, or killed here.
             elif code == DISK_STATUS:  # The next runs would end in the same way.
                 raise DiskError(
                     f"expected space on the disk, but {one.status.run} {one.process.reason()}; the "

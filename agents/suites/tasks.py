@@ -1,4 +1,4 @@
-"""The suites by name, and which runs a suite consists of."""
+"""The suites by name, and the runs of a suite."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Suite:
     """Tasks that are trained with the same settings.
 
     Attributes:
-      name: the name that users know.
+      name: its name, for users.
       tasks: names of environments.
       arguments: the arguments of `rl-replicator train`, before those of the user.
     """
@@ -74,7 +74,7 @@ def find(words: Sequence[str]) -> Suite:
       words: the name of a suite, or names of environments.
 
     Raises:
-      UsageError: if there are no words, a task twice, or a suite beside other words.
+      UsageError: if there are no words, a task occurs twice, or a suite is not the only word.
     """
     known = ", ".join(SUITES)
     if not words:
