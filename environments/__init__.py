@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Environment":  # Here, because it imports NumPy and dm_env.
+    if name == "Environment":  # Imported lazily: loads NumPy and dm_env.
         from environments.flat import Environment
 
         return Environment

@@ -85,11 +85,11 @@ def make(
         `package.module:function`, which is called with `seed=seed` and returns a
         `dm_env.Environment` or a `gymnasium.Env`.
       seed: seed of the environment, from 0 to 2**32 - 1.
-      pixels: configuration of frames, [height, width, 3] uint8, which are then the observations;
-        None to observe the state.
+      pixels: configuration of the frames, [height, width, 3] uint8, to observe instead of the
+        state; None to observe the state.
       wrap: import paths of wrappers, see `environments.wrappers.wrapping`.
       time_limit: environment steps after which an episode is truncated, if it has not ended; None
-        for no other limit than the environment's own.
+        to keep only the environment's own limit.
 
     Returns:
       The environment.
@@ -100,7 +100,7 @@ def make(
         raises; its error is the cause.
       EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
         render frames.
-      RenderingUnavailableError: if frames are requested and no OpenGL works on this machine.
+      RenderingUnavailableError: if frames are requested and OpenGL is unavailable on this machine.
     """
     environment = _make(name, seed, drops_images=pixels is not None)
     return surround(environment, name, seed, pixels, wrap, time_limit)
@@ -114,10 +114,10 @@ def surround(
     wrap: Sequence[str],
     time_limit: int | None,
 ) -> Environment | PixelEnvironment:
-    """Puts wrappers, a time limit and a renderer of frames around an environment.
+    """Adds wrappers, a time limit and a frame renderer to an environment, as requested.
 
     Args:
-      environment: an environment that drops images if there are `pixels`.
+      environment: an environment that drops images if `pixels` is given.
       name: its name, see `PixelConfig.repeats`.
       seed: seed from which the wrappers' seeds are derived.
       pixels: see `make`.
@@ -178,8 +178,8 @@ def adapt(
       The environment.
 
     Raises:
-      EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of
-        environment.
+      EnvironmentSpecError: if its actions or observations are not supported, or it is neither kind
+        of environment.
     """
     import dm_env
 
@@ -197,7 +197,7 @@ def adapt(
         )
         adapted.is_redrawn = bool(own)
         return adapted
-    # Compares names of modules and not classes, so as not to import gymnasium without need.
+    # Compares module names instead of classes, to avoid importing gymnasium unnecessarily.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
 
@@ -214,7 +214,7 @@ def _physics_render(environment: Any) -> flat.Render | str:
 
     if not views.is_physics(getattr(environment, "physics", None)):
         return ""
-    # Read for each frame, because some environments make a new physics for an episode.
+    # Looked up for each frame, because some environments make a new physics for each episode.
     return camera.VideoCamera(lambda: environment.physics)
 
 
@@ -240,10 +240,10 @@ def _call_factory(name: str, seed: int) -> Any:
 
 
 def _is_module(path: str) -> bool:
-    """Whether there is a module of this path; imports the packages that it is in.
+    """Returns whether a module exists. Imports its parent packages.
 
     Raises:
-      EnvironmentConstructionError: if one of these raises.
+      EnvironmentConstructionError: if one of them raises.
     """
     if path in sys.modules:
         return True

@@ -1,4 +1,4 @@
-"""The errors of environments that a user names. Each message is one line."""
+"""Errors about the environments that a user chooses. Each message is one line."""
 
 import contextlib
 import importlib
@@ -37,7 +37,7 @@ class EnvironmentConstructionError(EnvironmentUsageError):
 
 
 class RenderingUnavailableError(RuntimeError):
-    """This machine cannot draw frames: it lacks off-screen OpenGL, or a package."""
+    """This machine cannot render frames: off-screen OpenGL or a package is missing."""
 
 
 # The errors that the command line prints as one line; registered in pyproject.toml.
@@ -46,11 +46,11 @@ USAGE_ERRORS = (EnvironmentUsageError, RenderingUnavailableError)
 
 @contextlib.contextmanager
 def of_user_code(name: str, purpose: str) -> Iterator[None]:
-    """Returns a context for code of the user's: what it raises becomes one line.
+    """Returns a context for user code that turns its exceptions into one-line errors.
 
     Args:
-      name: what the user calls the code, `the factory my_module:make`.
-      purpose: what it should do.
+      name: what the code is, such as `the factory my_module:make`.
+      purpose: what it should do, such as `return an environment`.
 
     Raises:
       EnvironmentConstructionError: if the code raises. The message names the line that raised, and
@@ -68,18 +68,18 @@ def of_user_code(name: str, purpose: str) -> Iterator[None]:
 
 
 def import_user_module(path: str) -> types.ModuleType:
-    """Imports a module of the user's.
+    """Imports a user's module.
 
     Args:
       path: `package.module`.
 
     Raises:
-      EnvironmentNameError: if there is none. The message says no more than that.
-      EnvironmentConstructionError: if it raises.
+      EnvironmentNameError: if there is no such module. The message says only that.
+      EnvironmentConstructionError: if the module raises.
     """
     with of_user_code(f"the module {path}", "be imported"):
         try:
-            if path.startswith("."):  # A relative one, in a package that nobody has named.
+            if path.startswith("."):  # Relative, without a parent package.
                 raise ModuleNotFoundError(name=path)
             return importlib.import_module(path)
         except ModuleNotFoundError as error:
@@ -92,27 +92,27 @@ def import_user_module(path: str) -> types.ModuleType:
 
 
 def file_hint(path: str) -> str:
-    """Returns the part of a message on a module that is named by its file; "" for others."""
+    """Returns a hint for an error message if a module was given as a file; otherwise ""."""
     is_file = "/" in path or path.startswith(".") or path.endswith(".py")
     return "; name it as in an import, package.module, not by its file" if is_file else ""
 
 
 def lacks(module: str, error: ModuleNotFoundError) -> bool:
-    """Returns whether a module itself is missing, and not one that it imports.
+    """Returns whether a module or its package is missing, rather than one that it imports.
 
     Args:
       module: its path, `package.module`.
-      error: what its import has raised.
+      error: the error that its import raised.
     """
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
 def _place(error: Exception) -> str:
-    """Returns the line that raised; empty if the error's own text has it."""
+    """Returns the file and line that raised; "" if the error's own text names them."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ")  # Python's import of a module.
+        if not frame.filename.startswith("<frozen ")  # Python's import machinery.
     ]
     if isinstance(error, SyntaxError) or not frames:
         return ""

@@ -119,8 +119,8 @@ class TargetMatching(dm_env.Environment):
           camera_id: ignored.
 
         Returns:
-          [height, width, 3] uint8: black, and white from the left edge (-1) to the target (1 at the
-          right edge).
+          [height, width, 3] uint8: black, with white from the left edge (-1) to the target (1 is
+          the right edge).
         """
         del camera_id
         frame = np.zeros((height, width, 3), np.uint8)
@@ -151,5 +151,5 @@ def truncated_chain(seed: int, length: int = 10) -> Chain:
 
 
 def target(seed: int, length: int = 20) -> TargetMatching:
-    """Makes a `TargetMatching`, which see for the arguments."""
+    """Makes a `TargetMatching`; see its constructor for the arguments."""
     return TargetMatching(seed, length)

@@ -19,7 +19,7 @@ from environments.errors import (
     of_user_code,
 )
 
-# MuJoCo's largest number, dm_control's bound of actuators without limits.
+# MuJoCo's largest number, which dm_control uses as the bound of unlimited actuators.
 NO_LIMIT = 1e10
 
 
@@ -57,7 +57,7 @@ Render = Callable[[int, int, int | str], np.ndarray]
 def checked_frame(
     frame: Any, name: str, height: int | None = None, width: int | None = None
 ) -> np.ndarray:
-    """Returns what an environment has rendered, if it is a frame.
+    """Checks what an environment rendered, and returns a copy.
 
     Args:
       frame: what its `render` returned.
@@ -69,8 +69,8 @@ def checked_frame(
       A new array, [height, width, 3] uint8.
 
     Raises:
-      EnvironmentDataError: if it is anything else. Nothing is cast: floats from 0 to 1 would all
-        become black.
+      EnvironmentDataError: if it is anything else. Nothing is cast: floats from 0 to 1 would turn
+        black.
     """
     pixels = np.array(frame)
     sizes = [height or pixels.shape[0], width or pixels.shape[1], 3] if pixels.ndim == 3 else []
@@ -93,13 +93,13 @@ class Environment(dm_env.Environment):
     in the order of its observation spec. `observation_fields` names them. Actions are [m] float32;
     they are clipped to [-1, 1] and mapped linearly to the wrapped environment's range. Rewards and
     discounts are float32 scalars, and None at the first step of an episode. The discount of the
-    last step is 0 after a termination, and the wrapped environment's own, 1, after a time limit.
+    last step is the wrapped environment's: 0 after a termination, 1 after a time limit.
 
     Every step returns a new observation array, which callers may keep.
 
     Attributes:
       drops_images: whether images among the observations are left out; otherwise they are refused.
-      is_redrawn: whether a method `render`, its own or a wrapper's, draws its frames in place of
+      is_redrawn: whether frames come from a method `render`, its own or a wrapper's, and not from
         its physics.
     """
 
@@ -120,7 +120,7 @@ class Environment(dm_env.Environment):
         """Wraps an environment.
 
         Args:
-          environment: environment with one bounded continuous action and a scalar reward.
+          environment: environment with a bounded continuous action array and a scalar reward.
           action_spec: overrides the environment's own spec.
           reward_spec: overrides the environment's own spec, for tighter bounds.
           random: reads and writes the random state. None to look for a NumPy generator in the
@@ -132,7 +132,7 @@ class Environment(dm_env.Environment):
 
         Raises:
           EnvironmentConstructionError: if the environment raises instead of returning a spec.
-          EnvironmentSpecError: if actions, observations or rewards do not fit.
+          EnvironmentSpecError: if actions, observations or rewards are not supported.
         """
         self._environment = environment
         self.drops_images = drops_images
@@ -160,7 +160,7 @@ class Environment(dm_env.Environment):
         high = np.broadcast_to(real.maximum, real.shape).astype(np.float64).reshape(size)
         self._low, self._high = low, high
         self._scale, self._offset = (high - low) / 2, (high + low) / 2
-        # Faster paths: most suite tasks use [-1, 1], and need no mapping but only clipping.
+        # Faster paths: most suite tasks use [-1, 1], so their actions need only clipping.
         self._is_unit = bool(np.all(low == -1) and np.all(high == 1))
         self._is_plain = real.shape == (size,) and real.dtype == np.float64
         self._action_shape = (size,)
@@ -253,12 +253,12 @@ class Environment(dm_env.Environment):
         Raises:
           EnvironmentActionError: if an action holds NaN.
         """
-        # The bounds are float64 arrays, so no scalar must be converted and the result is float64.
+        # The bounds are float64 arrays, so the result is float64 and no scalar is converted.
         real = actions if self._is_unit else actions * self._scale + self._offset
         real = np.minimum(np.maximum(real, self._low), self._high)
         numbers = real.ravel()
-        # The cheapest test for NaN. It is made here, because a simulator would return NaN as well,
-        # and the environment would be blamed for it.
+        # The cheapest test for NaN. Done here, because a simulator would return NaN as well, and
+        # the error would then blame the environment.
         if math.isnan(numbers.dot(numbers)):
             raise EnvironmentActionError(
                 f"{self._name}: expected finite actions, got {actions.tolist()}; the policy that "
@@ -291,9 +291,9 @@ class Environment(dm_env.Environment):
           A new array, [height, width, 3] uint8.
 
         Raises:
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
           EnvironmentSpecError: if the environment cannot render.
-          EnvironmentDataError: if the environment rendered anything else.
+          EnvironmentDataError: if the environment returns anything else.
         """
         return self.renderer()(height, width, camera_id)
 
@@ -357,7 +357,7 @@ def find_randomness(environment: Any) -> Randomness | None:
     """Finds the NumPy generator of an environment.
 
     Args:
-      environment: has it in `random_state`, `task.random`, `random` or `_random`.
+      environment: searched for it in `random_state`, `task.random`, `random` and `_random`.
 
     Returns:
       The random state; None if there is none.

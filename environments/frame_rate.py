@@ -1,6 +1,6 @@
 """Measures how fast frames of an environment are rendered on this machine.
 
-In a process of its own, so that the calling process does not load OpenGL:
+It runs in its own process, so that the calling process does not load OpenGL:
 
     python -m environments.frame_rate JSON  (the arguments of `measure`)
 """
@@ -44,7 +44,8 @@ def line(
 ) -> str:
     """Describes renderer, render mode and frame rate, for the start of a run. Takes seconds.
 
-    It does not end a run whose environment takes minutes to be made: the run watches for that.
+    A timeout is not an error: an environment may take minutes to construct, and the run itself
+    checks for that.
 
     Args:
       name: name of the environment.
@@ -56,7 +57,7 @@ def line(
       One line of text.
 
     Raises:
-      RenderingUnavailableError: if no OpenGL works on this machine, or rendering fails.
+      RenderingUnavailableError: if OpenGL is unavailable on this machine, or rendering fails.
     """
     try:
         (rate,) = measure(name, [config], wrap, time_limit)
@@ -92,7 +93,7 @@ def measure(
 
     Raises:
       RenderingUnavailableError: if rendering fails. The message holds the error's last line.
-      TimeoutError: if the frames take more than two minutes, with what is made and imported before.
+      TimeoutError: if the frames take more than two minutes, including imports and construction.
     """
     arguments = {
         "name": name,
@@ -133,8 +134,8 @@ def frames_per_second(environment: PixelEnvironment) -> float:
 
 
 def main() -> None:
-    """Prints a JSON list of [render mode, frames per second], and nothing that others print."""
-    # An environment may print as well, also from C and when the process ends.
+    """Prints a JSON list of [render mode, frames per second], and suppresses all other output."""
+    # An environment may print as well, even from C or when the process exits.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     given, rates = json.loads(sys.argv[1]), []

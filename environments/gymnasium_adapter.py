@@ -18,7 +18,7 @@ from environments import flat, randomness
 from environments.errors import EnvironmentSpecError, RenderingUnavailableError, of_user_code
 from environments.pixels import gl_context, rendering
 
-# The methods `step` of wrappers that pass rewards on as they are.
+# The methods `step` of wrappers that return rewards unchanged.
 _KEEPS_REWARDS = {
     gymnasium.ActionWrapper.step,
     gymnasium.ObservationWrapper.step,
@@ -110,8 +110,8 @@ class GymnasiumEnvironment(dm_env.Environment):
         seed = None if start is None else start.get("seed", self._seed)
         observation, _ = self._environment.reset(seed=seed)
         if start is not None and "seed" not in start:
-            # The seed was for what the environment draws from other generators than Gymnasium's,
-            # whose states are not known: without it they would repeat what they drew before.
+            # The seed was for the environment's generators other than Gymnasium's. Their states are
+            # unknown, and without a new seed they would repeat their earlier draws.
             randomness.restore(self._environment.unwrapped.np_random, start)
             observation, _ = self._environment.reset()
         self._over = False
@@ -147,7 +147,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         return randomness.snapshot(self._environment.unwrapped.np_random)
 
     def set(self, state: Any) -> None:
-        """Makes the next reset start from what `get` returned."""
+        """Makes the next reset start from a state that `get` returned."""
         self._start = state
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def _reward_range(environment: Any) -> tuple[float, float]:
 
 
 def _spec(space: spaces.Space, name: str, expected: str) -> Any:
-    """Converts a space to a spec of dm_env. An error says that `expected` was expected."""
+    """Converts a space to a spec of dm_env; `expected` describes it in error messages."""
     if isinstance(space, spaces.Box):
         return specs.BoundedArray(space.shape, space.dtype, space.low, space.high, name=name)
     if isinstance(space, spaces.Dict):
@@ -183,8 +183,8 @@ def _render(
     """Renders Gymnasium's own image and resizes it.
 
     Raises:
-      EnvironmentDataError: if it is no uint8 [height, width, 3].
-      EnvironmentSpecError: if another camera than the environment's is asked for.
+      EnvironmentDataError: if it is not uint8 [height, width, 3].
+      EnvironmentSpecError: if a camera other than the environment's is requested.
       RenderingUnavailableError: if Gymnasium needs a package that is not installed.
     """
     if camera_id not in (0, -1):
@@ -204,8 +204,8 @@ def _render(
 def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
     """Makes the OpenGL context of a MuJoCo environment current in this thread.
 
-    Gymnasium does so only when it makes the viewer, with the first frame. Every other viewer that
-    is made or freed in the same thread takes the context away, and then frames are black.
+    Gymnasium does so only when it makes the viewer, with the first frame. If another viewer is then
+    made or freed in the same thread, the context is no longer current, and frames are black.
     """
     renderer = getattr(environment.unwrapped, "mujoco_renderer", None)
     if renderer is None:
@@ -219,7 +219,7 @@ def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
 
 
 def _what_to_install(environment: gymnasium.Env, text: str) -> str:
-    """Returns one line for Gymnasium's message that a package for rendering is missing."""
+    """Condenses Gymnasium's message about a missing rendering package to one line."""
     what = type(environment.unwrapped).__qualname__
     missing = text.partition(", run ")[0].strip()
     extra = re.search(r"gymnasium\[([\w-]+)\]", text)

@@ -80,7 +80,7 @@ class TimeStepConverter:
             state; the state may then be empty.
 
         Raises:
-          EnvironmentSpecError: if the specs do not fit.
+          EnvironmentSpecError: if the specs are not supported.
         """
         self._name = name
         self._step = 0
@@ -127,7 +127,7 @@ class TimeStepConverter:
         step_type, reward, discount, observation = timestep
         if step_type is _MID or step_type is _LAST:
             self._step += 1
-        elif step_type is not _FIRST:  # Also a number that equals one: others compare by identity.
+        elif step_type is not _FIRST:  # Even an equal integer: other code compares by identity.
             self._step += 1
             remedy = "return dm_env.transition(...), termination(...) or truncation(...)"
             raise self._error("step type", "a dm_env.StepType", _short(step_type), remedy)
@@ -169,7 +169,7 @@ class TimeStepConverter:
         """Flattens a field, which may hold Python numbers or lists too.
 
         Raises:
-          EnvironmentDataError: if the field is missing or of another shape; names it.
+          EnvironmentDataError: if the field is missing or of another shape; the message names it.
         """
         name = f"observation {field.name!r}"
         value = observation

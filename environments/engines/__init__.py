@@ -1,1 +1,1 @@
-"""What steps several environments of one task: each by itself, or a pool of EnvPool."""
+"""Steps several environments of one task: one after the other, or in an EnvPool pool."""

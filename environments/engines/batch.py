@@ -13,8 +13,8 @@ class BatchEnvironment(Protocol):
     """Environments of one task that are stepped together.
 
     Their time steps are those of `environments.flat.Environment`. `reset` and `step` return them in
-    the order of the environments, at once or one by one: whoever does not ask for the others may
-    leave those environments where they are.
+    the order of the environments, as a list or lazily: if the caller stops iterating, the remaining
+    environments may not be stepped.
     """
 
     @property
@@ -24,14 +24,14 @@ class BatchEnvironment(Protocol):
 
     @property
     def simulators(self) -> Sequence[Any]:
-        """The objects whose methods `reset` and `step` do the work; both may be replaced."""
+        """The objects whose methods `reset` and `step` do the work. Callers may replace both."""
         ...
 
     def reset(self, indices: Sequence[int]) -> Iterable[dm_env.TimeStep]:
         """Starts an episode in each of the environments `indices`.
 
         Args:
-          indices: increasing.
+          indices: in increasing order.
 
         Returns:
           Their first time steps.
@@ -51,14 +51,14 @@ class BatchEnvironment(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees what the environments hold; they are not used any more."""
+        """Frees the environments' resources. They must not be used afterwards."""
         ...
 
 
 class EnvironmentsInTurn:
     """Environments that the calling thread steps one after the other.
 
-    It implements `BatchEnvironment`. A time step is taken when it is asked for.
+    It implements `BatchEnvironment`, lazily: an environment is stepped when its time step is read.
     """
 
     def __init__(self, environments: Sequence[Any]):

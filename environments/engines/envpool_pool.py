@@ -1,4 +1,4 @@
-"""Tasks of the dm_control suite in a pool of EnvPool, which steps them in C++ threads."""
+"""Tasks of the dm_control suite in an EnvPool pool, which steps them in C++ threads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EnvPoolEnvironments:
     """Environments of one task that a pool of threads steps at the same time.
 
     It implements `environments.engines.batch.BatchEnvironment`. Observations, actions and rewards
-    are converted and checked as those of dm_control's own environment. EnvPool would reset an
-    environment at the step after its last one; here this step does not occur, because the caller
+    are converted and checked as those of dm_control's own environment. EnvPool resets an
+    environment at the step after its last one; this step does not occur here, because the caller
     resets first.
     """
 
@@ -30,14 +30,14 @@ class EnvPoolEnvironments:
         Args:
           name: `domain:task` of the dm_control suite.
           seeds: the seed of each environment, from 0 to 2**32 - 1.
-          num_threads: number of threads; more than there are environments have no effect.
+          num_threads: number of threads, limited to the number of environments.
 
         Raises:
-          EnvironmentUsageError: if EnvPool is not installed, or the task is refused.
+          EnvironmentUsageError: if EnvPool is not installed, or the task is not supported.
         """
         envpool_tasks.check(name)
         domain, _, task = name.partition(":")
-        self._task = suite.make(domain, task, seed=0)  # For its specs alone.
+        self._task = suite.make(domain, task, seed=0)  # Only for its specs.
         spec = self._task.wrapped.observation_spec()
         self._names = list(spec)
         reward_spec = self._task.reward_spec()
@@ -78,7 +78,7 @@ class EnvPoolEnvironments:
         batch: Any,
         convert: Callable[[TimeStepConverter, dm_env.TimeStep], dm_env.TimeStep],
     ) -> list[dm_env.TimeStep]:
-        """Returns a batch of the pool, whose rows are the environments `indices`, as time steps."""
+        """Converts a batch of the pool, with a row for each of `indices`, to time steps."""
         step_types, rewards, discounts = (
             array.tolist() for array in (batch.step_type, batch.reward, batch.discount)
         )

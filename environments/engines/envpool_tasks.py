@@ -1,4 +1,4 @@
-"""Which tasks of the dm_control suite EnvPool has, and under which names."""
+"""The tasks of the dm_control suite that EnvPool has, and their names in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from environments.errors import EnvironmentUsageError
 # The version whose tasks were compared with those of dm_control.
 VERSION = "1.2.5"
 # Tasks that `bench/envpool_tasks.py` could not compare with those of dm_control: their observations
-# do not tell the state, so an error in them would go unnoticed.
+# do not determine the state, so an error in them would go unnoticed.
 NOT_COMPARED = frozenset(
     {
         *("dog:fetch", "dog:run", "dog:stand", "dog:trot", "dog:walk"),
@@ -25,7 +25,7 @@ def imported() -> Any:
     """Imports EnvPool, which loads an OpenGL library of its own.
 
     Raises:
-      EnvironmentUsageError: if it is not installed, or in another version.
+      EnvironmentUsageError: if it is not installed, or its version differs.
     """
     _check_version()
     import envpool
@@ -34,15 +34,15 @@ def imported() -> Any:
 
 
 def check(name: str) -> None:
-    """Refuses a task that was not compared with dm_control's; does not import EnvPool.
+    """Refuses a task that was not compared with dm_control's.
 
-    A process that has loaded an OpenGL library is not forked.
+    It does not import EnvPool, because a process that has loaded an OpenGL library must not fork.
 
     Args:
       name: the name of an environment.
 
     Raises:
-      EnvironmentUsageError: if it is refused, or EnvPool is not installed.
+      EnvironmentUsageError: if the task is refused, or EnvPool is not installed.
     """
     expected = "expected a task of the dm_control suite for --env-engine envpool"
     if name not in suite.names():

@@ -23,16 +23,16 @@ from environments.wrappers import wrapping
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
-# An observation beyond this makes training slow without observation normalisation.
+# Observations beyond this make training slow without observation normalisation.
 _LARGE = 100.0
-# What runs take seeds from. Half of them do not fit into the integers of C.
+# The range of a run's seeds. Half of them do not fit into a signed 32-bit integer.
 _SEEDS, _LAST_SEED = "from 0 to 2**32 - 1", 2**32 - 1
-# An observation this much beyond its bound, relatively, is within: it has been rounded to float32.
+# Relative tolerance of observation bounds, because observations are rounded to float32.
 _ROUNDING = 1e-4
 
 
 class EnvironmentFinding(NamedTuple):
-    """What was found.
+    """One finding of an examination.
 
     Attributes:
       verdict: OK, NOTE or WRONG.
@@ -53,16 +53,15 @@ def examine(
     """Makes an environment, plays it with random actions, and yields what it finds.
 
     Args:
-      make: seed -> an environment in the agents' form (`environments.make`), which observes its
-        state or frames.
+      make: seed -> an environment as from `environments.make`, which observes its state or frames.
       max_steps: steps within which an episode must end.
       episodes: episodes to play.
 
     Yields:
-      Findings, in the order of the examination. Nothing follows an error that makes it impossible.
+      Findings, in the order of the examination, which ends at an error that prevents the rest.
 
     Raises:
-      EnvironmentNameError: if there is nothing to examine.
+      EnvironmentNameError: if there is no environment of that name.
     """
     try:
         environment = make(0)
@@ -74,10 +73,10 @@ def examine(
     except EnvironmentUsageError as error:
         yield EnvironmentFinding(WRONG, "specs", str(error), "see docs/environments.md")
         return
-    except RenderingUnavailableError as error:  # Of an environment that observes frames.
+    except RenderingUnavailableError as error:  # The environment observes frames.
         yield EnvironmentFinding(WRONG, "rendering", str(error))
         return
-    except Exception as error:  # Of the environment's own specs, or of its library.
+    except Exception as error:  # From the environment's own specs, or its library.
         yield _construction(f"{type(error).__name__}: {error}")
         return
     observations = environment.observation_spec()
@@ -94,10 +93,10 @@ def examine(
     play = _Play(environment, max_steps)
     try:
         play.episodes(episodes)
-    except EnvironmentUsageError as error:  # It names environment, field, step and remedy.
+    except EnvironmentUsageError as error:  # Names environment, field, step and remedy.
         yield EnvironmentFinding(WRONG, "data", str(error))
         return
-    except RenderingUnavailableError as error:  # Of one that draws frames itself.
+    except RenderingUnavailableError as error:  # The environment renders frames itself.
         yield EnvironmentFinding(WRONG, "rendering", str(error))
         return
     except Exception as error:
@@ -119,7 +118,7 @@ def examine(
 
 
 def _ranges(actions: specs.BoundedArray) -> str:
-    """Returns how many actions have which limits, such as "2 from -1 to 1, 1 from 0 to 9"."""
+    """Summarises the limits of the actions, such as "2 from -1 to 1, 1 from 0 to 9"."""
     limits = (np.broadcast_to(x, actions.shape).ravel() for x in (actions.minimum, actions.maximum))
     groups = itertools.groupby(zip(*limits, strict=True))
     return ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
@@ -136,7 +135,7 @@ def _raised(when: str, error: Exception) -> EnvironmentFinding:
 
 
 class _Play:
-    """Plays episodes and remembers what matters."""
+    """Plays episodes and collects statistics for the findings."""
 
     def __init__(self, environment: Any, max_steps: int):
         self._environment = environment
@@ -152,7 +151,7 @@ class _Play:
         self.step = 0
 
     def episodes(self, count: int) -> None:
-        """Plays episodes; one that does not end is the last."""
+        """Plays episodes; stops after one that does not end."""
         for _ in range(count):
             self._has_ended = self._episode()
             if not self._has_ended:
@@ -176,7 +175,7 @@ class _Play:
         return False
 
     def findings(self) -> Iterator[EnvironmentFinding]:
-        """Yields what the episodes have shown."""
+        """Yields the findings of the episodes."""
         yield self._ends()
         if self._inner_discounts - {1.0}:
             yield EnvironmentFinding(
@@ -223,7 +222,7 @@ class _Play:
 
 
 class _Observed:
-    """The observations of random play. Keeps none: frames of long episodes are large."""
+    """Statistics of observations. The observations are not kept: frames take much memory."""
 
     def __init__(self) -> None:
         self._first: np.ndarray | None = None
@@ -231,7 +230,7 @@ class _Observed:
         self._largest = 0.0
 
     def add(self, observation: np.ndarray) -> None:
-        """Counts one observation."""
+        """Adds one observation."""
         if self._first is None:
             self._first = observation.copy()
             self._is_constant = np.ones(observation.shape, bool)
@@ -239,7 +238,7 @@ class _Observed:
         self._largest = max(self._largest, float(np.abs(observation).max()))
 
     def findings(self) -> Iterator[EnvironmentFinding]:
-        """Yields what is remarkable about them."""
+        """Yields the findings about the observations."""
         if self._is_constant.ndim == 3:
             yield self._of_frames()
             return
@@ -283,7 +282,7 @@ class _Bounds:
         self._example = 0.0
 
     def add(self, observation: np.ndarray) -> None:
-        """Looks at one observation."""
+        """Checks one observation."""
         is_beyond = (observation < self._lowest) | (observation > self._highest)
         if is_beyond.any() and not self._is_beyond.any():
             self._example = float(observation[is_beyond][0])
@@ -321,7 +320,7 @@ def _seeding(
 ) -> Iterator[EnvironmentFinding]:
     try:
         one, other = (_played_once(make(seed), max_steps) for seed in (1, _LAST_SEED))
-        # As in a run, which plays several in one process: they must share no generator.
+        # As in a run, several environments play in one process: they must share no generator.
         again = _played_once(make(1), max_steps, beside)
     except EnvironmentConstructionError as error:
         yield _construction(error.reason())
@@ -367,18 +366,18 @@ def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding
 
 def _played_once(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
     found = _played(environment, max_steps, *beside)
-    with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
+    with contextlib.suppress(Exception):  # `examine` reports errors of closing.
         environment.close()
     return found
 
 
 def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
-    """Returns what an environment returns for always the same actions, with bytes for arrays.
+    """Plays a fixed sequence of actions; returns the time steps, with observations as bytes.
 
     Args:
       environment: the environment.
-      max_steps: at most so many steps are taken.
-      beside: environments that are played in turn with it.
+      max_steps: maximum number of steps, of which at most 50 are taken.
+      beside: environments that are stepped alternately with it.
     """
     in_turn = zip(*map(_timesteps, [*beside, environment]), strict=True)
     return [
@@ -388,14 +387,14 @@ def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
 
 
 def _timesteps(environment: Any) -> Iterator[dm_env.TimeStep]:
-    """Plays without end, always with the same actions."""
+    """Yields time steps without end, for a fixed sequence of actions."""
     random = np.random.RandomState(3)
     shape = environment.action_spec().shape
     timestep = environment.reset()
     while True:
         yield timestep
         action = random.uniform(-1, 1, shape).astype(np.float32)
-        # As agents do: not every environment starts anew when it is stepped on.
+        # As agents do: not every environment resets itself on the step after the last one.
         timestep = environment.reset() if timestep.last() else environment.step(action)
 
 
@@ -403,7 +402,7 @@ def _rendering(environment: Any) -> EnvironmentFinding:
     try:
         environment.reset()
         environment.render(48, 64)
-    except EnvironmentDataError as error:  # It names environment, frame and remedy.
+    except EnvironmentDataError as error:  # Names environment, frame and remedy.
         return EnvironmentFinding(WRONG, "rendering", str(error))
     except (EnvironmentUsageError, RenderingUnavailableError) as error:
         return EnvironmentFinding(NOTE, "rendering", f"none, so no films: {error}")

@@ -1,1 +1,1 @@
-"""Environments of other libraries by name: Gymnasium's, and more of dm_control's."""
+"""Environments of libraries by name: Gymnasium's, and dm_control's outside its suite."""

@@ -1,4 +1,4 @@
-"""Tasks of dm_control beside its suite."""
+"""Tasks of dm_control outside its suite."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from environments.errors import EnvironmentNameError
 from environments.libraries.similar_names import hint
 from environments.pixels import rendering
 
-# dm:locomotion/TASK: those that observe no pictures. A task of dm_control's that observes one draws
-# it at every step, whatever an agent looks at.
+# dm:locomotion/TASK: the tasks without camera observations. dm_control renders a camera observation
+# at every step, even if the agent does not use it.
 _LOCOMOTION = ("cmu_humanoid_go_to_target",)
 _FEATURES = "features"
 
@@ -27,7 +27,7 @@ def make(name: str, seed: int) -> Any:
       A `dm_env.Environment`.
 
     Raises:
-      EnvironmentNameError: if there is no such task, or it observes pictures.
+      EnvironmentNameError: if there is no such task, or it has camera observations.
     """
     known = names()
     if name not in known:

@@ -1,4 +1,4 @@
-"""Gymnasium's environments by their ids."""
+"""Gymnasium's environments by ID."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from environments.libraries.similar_names import hint
 
 
 def make(name: str) -> Any:
-    """Makes the environment that Gymnasium calls by an id, with the time limit of its registration.
+    """Makes a Gymnasium environment by its ID, with the time limit of its registration.
 
     Args:
       name: the id, `Pendulum-v1`, or `module:id`, which imports the module first.
 
     Returns:
-      A `gymnasium.Env`; it renders if it can be made to render to arrays.
+      A `gymnasium.Env`; it renders if it could be made with `render_mode="rgb_array"`.
 
     Raises:
       EnvironmentNameError: if there is no such id, or it needs a package that is not installed.
@@ -46,7 +46,7 @@ def make(name: str) -> Any:
             raise EnvironmentNameError(
                 f"gym:{name} needs a package that is missing: {_first_line(error)}"
             ) from None
-        except ImportError as error:  # Such as those that have moved to another package.
+        except ImportError as error:  # For example, it has moved to another package.
             raise EnvironmentNameError(
                 f"gym:{name} cannot be imported: {_first_line(error).rstrip('.')}; install what "
                 "it needs, or choose another one"
@@ -56,13 +56,13 @@ def make(name: str) -> Any:
 def _construct(spec: Any) -> Any:
     import gymnasium
 
-    # Without Gymnasium's own checks, which warn where `timesteps` refuses.
+    # Without Gymnasium's own checks, which only warn where `timesteps` raises an error.
     options: dict[str, Any] = {"disable_env_checker": True}
     try:
         return gymnasium.make(spec, render_mode="rgb_array", **options)
     except Exception:
-        # Its constructor takes no render mode or not this one, or opens a renderer that is missing.
-        # If the mode was not the reason, this raises the same again.
+        # The constructor accepts no render mode or not this one, or needs a renderer that is
+        # missing. If the mode was not the reason, this raises the same error again.
         return gymnasium.make(spec, **options)
 
 

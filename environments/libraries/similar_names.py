@@ -5,6 +5,6 @@ from collections.abc import Iterable
 
 
 def hint(prefix: str, name: str, known: Iterable[str]) -> str:
-    """Returns the part of a message that proposes similar names; empty if there are none."""
+    """Returns a suggestion of similar names for an error message; "" if there are none."""
     near = difflib.get_close_matches(name, known, n=2)
     return f"; did you mean {' or '.join(prefix + other for other in near)}?" if near else ""

@@ -1,6 +1,6 @@
 """Renders frames of a MuJoCo model.
 
-A camera makes scene and context once, whereas dm_control makes a new scene for every frame.
+A camera makes its scene and context once, whereas dm_control makes a new scene for every frame.
 
 Functions import mujoco themselves, because it must be imported with OpenGL disabled; see
 `environments.pixels.rendering`.
@@ -47,13 +47,13 @@ RENDER_SETTINGS = MappingProxyType({"exact": EXACT, "fast": FAST})
 
 
 class Camera:
-    """Renders the current state of a model in one size from one camera.
+    """Renders the current state of a model at one size from one camera.
 
     Opens an OpenGL context of its own for the first frame. Any thread may render frames.
 
     Attributes:
       model: the `mujoco.MjModel`.
-      data: the `mujoco.MjData` with the state. It may be replaced by others of the same model.
+      data: the `mujoco.MjData` with the state. It may be replaced by another of the same model.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Camera:
           A new array, [height, width, 3] uint8.
 
         Raises:
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
         mujoco = self._mujoco
         if self._context is None:
@@ -196,7 +196,7 @@ class VideoCamera:
     """
 
     def __init__(self, find_physics: Callable[[], Any]):
-        """Opens no context yet.
+        """Stores the function. The first frame opens the context.
 
         Args:
           find_physics: returns the `dm_control.mujoco.Physics` to render; called for each frame.
@@ -218,7 +218,7 @@ class VideoCamera:
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
         physics = self._find_physics()
         key = (physics.model.ptr, height, width, camera_id)
@@ -229,6 +229,6 @@ class VideoCamera:
                 physics.model.ptr, physics.data.ptr, height, width, camera_id, EXACT
             )
             self._key = key
-        self._camera.data = physics.data.ptr  # A new physics may share the model of the last.
+        self._camera.data = physics.data.ptr  # A new physics may share its predecessor's model.
         self._camera.renew_terrain()
         return self._camera.frame()

@@ -11,7 +11,7 @@ from environments.errors import EnvironmentSpecError
 RENDER_MODES = ("auto", "fast", "exact")
 _SMALLEST, _LARGEST = 8, 1024
 
-# PlaNet's (Hafner et al. 2019, arXiv:1811.04551), which most work on pixels has used since.
+# From PlaNet (Hafner et al. 2019, arXiv:1811.04551); most work on pixels has used them since.
 _USUAL_ACTION_REPEATS = {
     "cartpole": 8,
     "ball_in_cup": 4,
@@ -82,7 +82,7 @@ class PixelConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Returns an integer of NumPy, such as a size that was computed, as Python's; else `value`."""
+    """Converts a NumPy integer, such as a computed size, to int; returns others unchanged."""
     try:
         return value if isinstance(value, bool) else operator.index(value)
     except TypeError:

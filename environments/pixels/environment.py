@@ -18,9 +18,9 @@ class PixelEnvironment(dm_env.Environment):
 
     Actions are float32 [m] in [-1, 1], as in `flat.Environment`. Each action is repeated
     `action_repeat` times, or until the episode ends. Discounts are multiplied over these steps, and
-    rewards are summed, each multiplied by the discounts of the steps before it, as a sum over every
-    step would weight it. Both are float32 scalars, and None at the first step of an episode. Frames
-    are not stacked. Every step returns a new array.
+    rewards are summed, each weighted by the discounts of the steps before it, as in a return over
+    single steps. Both are float32 scalars, and None at the first step of an episode. Frames are not
+    stacked. Every step returns a new array.
 
     Threads may step different environments at the same time, and one environment may be passed
     between threads.
@@ -36,7 +36,7 @@ class PixelEnvironment(dm_env.Environment):
 
         Raises:
           EnvironmentSpecError: if the environment cannot be rendered as configured.
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
         self._environment = environment
         self._action_repeat = config.repeats(name)
@@ -88,7 +88,7 @@ class PixelEnvironment(dm_env.Environment):
         )
 
     def frame(self) -> np.ndarray:
-        """Renders the current state, after the first `reset`.
+        """Renders the current state. Call `reset` first.
 
         Returns:
           A new array, [height, width, 3] uint8.

@@ -1,17 +1,18 @@
 """OpenGL contexts that any thread may use, one thread at a time.
 
 A context belongs to the thread in which it is current, and OpenGL calls without a current context
-are lost in silence. Here a context is current only while one frame is drawn. Afterwards the thread
-gets back the context that it had before, for instance one of dm_control's, which assumes that
-nobody else switches contexts.
+are silently ignored. Here a context is current only while one frame is drawn. With EGL, the context
+that was current before is then restored, for instance one of dm_control's, which assumes that no
+other code switches contexts.
 
-Finalizers make no OpenGL call: the garbage collector runs them in any thread at any allocation, so
-also between two OpenGL calls of another context. A context that becomes unreachable is queued, and
-destroyed before the next one is opened, made current or closed.
+Finalizers make no OpenGL call: the garbage collector runs them in any thread at any allocation,
+possibly between two OpenGL calls of another context. A context that becomes unreachable is queued,
+and destroyed before the next one is opened, made current or closed.
 
-When the interpreter exits, all contexts are destroyed as soon as nobody draws, and none can be used
-any more. Otherwise a daemon thread could return from MuJoCo to an interpreter that has ended:
-Python ends such a thread by unwinding its stack, and the C++ frames on it crash the process.
+When the interpreter exits, each context is destroyed as soon as no thread draws with it, and none
+can be used afterwards. Otherwise a daemon thread could return from MuJoCo to a finalized
+interpreter: Python ends such a thread by unwinding its stack, and the C++ frames on it crash the
+process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Context:
           height: largest height of a frame, in pixels.
 
         Raises:
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
           RuntimeError: if the interpreter is exiting.
         """
         self._native: _NativeContext | None = None  # For `__del__`, in case the next line raises.
@@ -48,7 +49,7 @@ class Context:
     def current(self) -> Iterator[None]:
         """Makes the context current in this thread, for the length of a `with` block.
 
-        Waits while another thread is in such a block of this context.
+        Blocks while another thread uses this context.
 
         Raises:
           RuntimeError: if the context has been closed, by `close` or by the interpreter's exit.
@@ -59,7 +60,7 @@ class Context:
             yield
 
     def keep(self, content: Any) -> None:
-        """Frees `content`, by its method `free`, when the context is destroyed."""
+        """Registers `content`, to call its method `free` when the context is destroyed."""
         assert self._native is not None
         self._native.contents.append(content)
 
@@ -75,13 +76,15 @@ class Context:
 
 
 def count() -> int:
-    """Returns the number of contexts in this process that are not destroyed yet."""
+    """Returns the number of contexts in this process that have not been destroyed."""
     return len(_PROCESS.contexts)
 
 
 @contextlib.contextmanager
 def previous_restored(kind: str) -> Iterator[None]:
-    """Gives this thread back, after a `with` block, the context that it had before.
+    """Restores this thread's current context after a `with` block.
+
+    Only for EGL: with OSMesa and GLFW, no context is current afterwards.
 
     Args:
       kind: the kind of OpenGL that is enabled, `Renderer.kind`.
@@ -99,14 +102,14 @@ def previous_restored(kind: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if kind == "osmesa":  # dm_control draws with OSMesa in threads of its own.
+        if kind == "osmesa":  # dm_control uses OSMesa in its own threads.
             library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
         else:
             library.glfw.make_context_current(None)
 
 
 class _NativeContext:
-    """An OpenGL context of the driver. It is destroyed by `destroy` alone.
+    """An OpenGL context of the driver. Only `destroy` destroys it.
 
     Attributes:
       contents: objects with a method `free` that must run with this context current.
@@ -129,11 +132,11 @@ class _NativeContext:
             yield
 
     def destroy(self) -> None:
-        """Waits until nobody draws. Later calls do nothing."""
+        """Destroys it, once no thread draws with it. Later calls do nothing."""
         with self._lock, previous_restored(self._kind):
             if self._context is None:
                 return
-            # Should this raise, the contents are kept: their own destructors call OpenGL as well.
+            # If this raises, the contents are kept: their own destructors call OpenGL as well.
             self._context.make_current()
             while self.contents:
                 self.contents.pop().free()
@@ -145,12 +148,12 @@ class _ProcessContexts:
     """All contexts of this process, which are opened and destroyed one at a time.
 
     Attributes:
-      contexts: those that are not destroyed; a strong reference keeps their own finalizers away.
+      contexts: those not yet destroyed; strong references keep their own finalizers from running.
     """
 
     def __init__(self) -> None:
         self.contexts: set[_NativeContext] = set()
-        # Finalizers append to it, which takes no lock. A lock could be held by this very thread.
+        # Finalizers append to it without a lock: the interrupted thread might already hold it.
         self._unreachable: collections.deque[_NativeContext] = collections.deque()
         self._lock = threading.Lock()
         self._has_exit_hook = self._is_exiting = False
@@ -163,7 +166,7 @@ class _ProcessContexts:
             native = _NativeContext(width, height)
             self.contexts.add(native)
             if not self._has_exit_hook:
-                # Hooks run backwards: this one precedes the one by which EGL closes its display.
+                # Hooks run in reverse order: this one precedes the hook that closes EGL's display.
                 atexit.register(self._exit)
                 self._has_exit_hook = True
         return native

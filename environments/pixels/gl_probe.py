@@ -1,8 +1,8 @@
-"""A script that tries the OpenGL that MUJOCO_GL names: `python gl_probe.py [CUDA_DEVICE]`.
+"""A script that tests the OpenGL kind in MUJOCO_GL: `python gl_probe.py [CUDA_DEVICE]`.
 
 Prints JSON: the `name` of the driver, and the index of the EGL `device` that is CUDA_DEVICE, or
-null if there is none or the argument is missing. It runs in a process of its own, because a driver
-may crash or hang.
+null if there is none or the argument is missing. It runs in its own process, because a driver may
+crash or hang.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EGL_CUDA_DEVICE = 0x323A  # EGL_CUDA_DEVICE_NV of the extension EGL_NV_device_c
 
 
 def egl_device_of(cuda_device: int) -> int | None:
-    """Returns the index of the EGL device of a CUDA device; None if no driver provides it."""
+    """Returns the index of the EGL device of a CUDA device; None if no driver reports it."""
     from mujoco.egl import egl_ext
 
     address = egl_ext.eglGetProcAddress("eglQueryDeviceAttribEXT")
@@ -37,7 +37,7 @@ def main() -> None:
     device = egl_device_of(int(sys.argv[1])) if len(sys.argv) > 1 else None
     if device is not None:
         os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
-    from dm_control import _render  # Opens the EGL device when it is imported.
+    from dm_control import _render  # Importing it opens the EGL device.
     from OpenGL import GL
 
     context = _render.Renderer(64, 64)

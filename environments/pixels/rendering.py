@@ -1,9 +1,9 @@
 """Off-screen OpenGL: finds the kind that works on this machine, and loads it for the first frame.
 
-dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and GLFW without a
-screen fails no earlier than at the first frame. So dm_control is imported with OpenGL disabled
-(`opengl_disabled`), and the first frame enables it (`enable`), whoever draws it: a user's code may
-draw with dm_control or MuJoCo itself. A subprocess tries each kind before, because a driver may
+dm_control chooses its OpenGL from the variable MUJOCO_GL when it is imported, and GLFW without a
+screen fails only at the first frame. So dm_control is imported with OpenGL disabled
+(`opengl_disabled`), and the first frame enables it (`enable`), even if a user's code renders it
+directly with dm_control or MuJoCo. Each kind is tested in a subprocess first, because a driver may
 crash its process.
 """
 
@@ -36,7 +36,7 @@ _EGL_DEVICE, _CUDA_DEVICES = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """An OpenGL that renders without a screen.
+    """An OpenGL implementation that renders off-screen.
 
     Attributes:
       kind: 'egl', 'osmesa', or the value of MUJOCO_GL.
@@ -59,8 +59,8 @@ class Renderer:
 def opengl_disabled() -> Iterator[None]:
     """Returns a context in which importing dm_control and mujoco does not load OpenGL.
 
-    It leaves the variable alone once dm_control has read it: other threads may read it as well, or
-    start a process.
+    It does not change the variable once dm_control has read it: other threads may read it as well,
+    or start a process.
     """
     with _LOCK:
         if "dm_control._render" in sys.modules:
@@ -79,7 +79,7 @@ def opengl_disabled() -> Iterator[None]:
 
 
 def _enable_on_demand() -> None:
-    """Makes the first context that dm_control or MuJoCo opens on its own enable OpenGL.
+    """Installs hooks that enable OpenGL when dm_control or MuJoCo itself opens a context.
 
     Imported with OpenGL disabled, dm_control refuses to open one, and MuJoCo lacks the class.
     """
@@ -107,7 +107,7 @@ def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
 
     Args:
       kind: value for MUJOCO_GL.
-      timeout: seconds after which the subprocess has failed.
+      timeout: seconds after which the attempt counts as failed.
 
     Returns:
       The renderer if it works; otherwise one line that says why not.
@@ -116,7 +116,7 @@ def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
     hidden = ("PYOPENGL_PLATFORM", _CUDA_DEVICES)
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     device = first_cuda_device() if kind == "egl" and _EGL_DEVICE not in environment else None
-    # -P removes the script's directory from the path, where files may have names of libraries.
+    # -P keeps the script's directory off the path: its files may have the names of libraries.
     command = [sys.executable, "-P", str(_PROBE), *([] if device is None else [str(device)])]
     try:
         done = subprocess.run(
@@ -147,7 +147,7 @@ def find() -> Renderer:
     Raises:
       RenderingUnavailableError: if none works. The message names the Debian packages to install.
     """
-    with _LOCK:  # In `opengl_disabled`, the variable is not what the user has set.
+    with _LOCK:  # `opengl_disabled` temporarily replaces the user's value.
         chosen = os.environ.get(VARIABLE, "").lower()
     if chosen in _OFF:
         raise RenderingUnavailableError(
@@ -174,7 +174,7 @@ def resolve(render: str) -> str:
       render: see `PixelConfig.render`.
 
     Raises:
-      RenderingUnavailableError: if it is 'auto', and no OpenGL works on this machine.
+      RenderingUnavailableError: if it is 'auto', and OpenGL is unavailable on this machine.
     """
     if render != "auto":
         return render
@@ -224,7 +224,7 @@ def enable() -> Renderer:
       The renderer.
 
     Raises:
-      RenderingUnavailableError: if no OpenGL works on this machine.
+      RenderingUnavailableError: if OpenGL is unavailable on this machine.
     """
     renderer = find()
     with _LOCK:

@@ -30,8 +30,8 @@ class View(Protocol):
           A new array, [height, width, 3] uint8.
 
         Raises:
-          EnvironmentDataError: if the environment rendered anything else.
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          EnvironmentDataError: if the environment returns anything else.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
 
     def begin_episode(self) -> None:
@@ -50,12 +50,12 @@ class PhysicsView(View):
         Args:
           find_physics: returns the `dm_control.mujoco.Physics` to render. Called for each episode,
             because some tasks compile a new model for it, and `composer` then makes a new physics;
-            a new physics may also share the model of the last.
+            a new physics may also share its predecessor's model.
           config: configuration of the frames.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
-          RenderingUnavailableError: if no OpenGL works on this machine.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
         rendering.find()
         self.render_mode = rendering.resolve(config.render)
@@ -122,12 +122,12 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
       config: configuration of the frames.
 
     Returns:
-      A view of the environment's physics if it has one that no method `render` redraws, or if the
-      renderer is "fast"; otherwise of that method.
+      A `PhysicsView` if the environment has a physics and either no method `render` draws its
+      frames or `config.render` is 'fast'; otherwise an `OwnView`.
 
     Raises:
       EnvironmentSpecError: if the environment cannot be rendered as configured.
-      RenderingUnavailableError: if no OpenGL works on this machine.
+      RenderingUnavailableError: if OpenGL is unavailable on this machine.
     """
     wrapped: Any = environment.wrapped
     redraws = environment.is_redrawn and config.render != "fast"

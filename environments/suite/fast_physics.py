@@ -1,12 +1,13 @@
 """Two faster paths through dm_control's physics step, with bitwise equal results.
 
 They save a tenth to a quarter of the step. dm_control converts names of bodies and joints to array
-indices at every access; here the indices are cached. It guards the physics step by a context
+indices at every access; here the indices are cached. It guards the physics step with a context
 manager that repeats all lookups; here the guard is one comparison. Tests compare every task with
 plain dm_control, bit by bit.
 
-What replaces a method holds its object by a weak reference only. Otherwise an environment of many
-megabytes, of which an evaluation makes one, would stay until Python's collector looks for cycles.
+The replacement of a method references its object only weakly. Otherwise an environment of many
+megabytes, of which each evaluation makes one, would stay until the garbage collector finds the
+cycle.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def speed_up(physics: Any) -> None:
 
 
 def _cached(method: Callable[[], Any]) -> Callable[[Any], Any]:
-    """Caches a pure method, behind a weak reference, for names and lists of names."""
+    """Caches a pure method, given as a weak reference, for names and lists of names."""
     known: dict[Any, Any] = {}
 
     def convert_key_item(item: Any) -> Any:
@@ -70,7 +71,7 @@ def _stepper(physics: Any) -> Callable[..., None]:
     reference = weakref.ref(physics)
 
     def fast_step(nstep: int = 1) -> None:
-        physics: Any = reference()  # It lives: this function is an attribute of it.
+        physics: Any = reference()  # Still alive: this function is its attribute.
         if not physics.legacy_step or options.integrator == runge_kutta:
             ordinary_step(physics, nstep)
             return

@@ -69,7 +69,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
 
 @contextlib.contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Drops MuJoCo's warnings about old attributes in the suite's own models."""
+    """Suppresses MuJoCo's warnings about deprecated attributes in the suite's own models."""
 
     def is_of_interest(record: logging.LogRecord) -> bool:
         return "is deprecated" not in record.getMessage()
@@ -110,12 +110,12 @@ def _reward_spec(domain: str) -> specs.BoundedArray:
 
 
 class _DrawsOnDemand:
-    """Overrides methods of a physics: a reset of its task opens no OpenGL context.
+    """Overrides methods of a physics so that a reset of its task opens no OpenGL context.
 
     `quadruped:escape` uploads its new terrain to dm_control's renderer at every reset, which would
     load OpenGL even for training from state. `environments.pixels.camera` has its own contexts, and
-    reads the terrain from the model. The terrain is still uploaded if a user has drawn with
-    dm_control's.
+    reads the terrain from the model. The terrain is still uploaded if a user has rendered with
+    dm_control's contexts.
     """
 
     _contexts: Any

@@ -8,15 +8,15 @@ import dm_env
 class TimeLimit(dm_env.Environment):
     """Truncates episodes after a number of steps.
 
-    An episode that ends by itself ends as before.
+    Episodes that end earlier are unchanged.
     """
 
     def __init__(self, environment: dm_env.Environment, limit: int):
         """Wraps an environment.
 
         Args:
-          environment: any.
-          limit: steps of an episode, at least 1.
+          environment: any environment.
+          limit: maximum number of steps of an episode, at least 1.
         """
         self._environment = environment
         self._limit = limit

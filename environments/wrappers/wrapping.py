@@ -27,23 +27,23 @@ class WrappedEnvironment(flat.Environment):
     """An environment with wrappers around it.
 
     It renders as before, unless the class of `outer` has a method `render` of its own that takes
-    height, width and camera_id. Its random state is the environment's and, if `outer` has a NumPy
-    generator, that of both.
+    height, width and camera_id. Its random state is that of `inner`, or of both if `outer` has a
+    NumPy generator.
     """
 
     def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
         """Wraps `outer` as `flat.Environment` does.
 
         Args:
-          outer: what is around `inner`.
-          inner: the environment.
+          outer: the wrapper around `inner`.
+          inner: the wrapped environment.
           name: the name of the environment, for error messages.
 
         Raises:
-          EnvironmentSpecError: if the specs of `outer` do not fit.
+          EnvironmentSpecError: if the specs of `outer` are not supported.
         """
         random = _RandomnessOf(inner, flat.find_randomness(outer))
-        # Not `getattr(outer)`: many wrappers pass on whatever the environment within has.
+        # Looks at the class: many wrapper objects forward the inner environment's attributes.
         is_own = getattr(type(outer), "render", flat.Environment.render)
         own = "" if is_own is flat.Environment.render else flat.own_render(outer)
         super().__init__(
@@ -69,21 +69,21 @@ class WrappedEnvironment(flat.Environment):
 
     @property
     def observation_fields(self) -> dict[str, slice]:
-        """Where each named array of the innermost environment lies, unless it was changed."""
+        """See `flat.Environment`; those of `inner` unless a wrapper has changed the spec."""
         same = self._environment.observation_spec() == self._inner.observation_spec()
         return self._inner.observation_fields if same else super().observation_fields
 
     @property
     def observation_bounds(self) -> np.ndarray:
-        """See `flat.Environment`; those of the innermost environment within a time limit alone.
+        """See `flat.Environment`; those of `inner` only if the wrapper is a time limit.
 
-        Wrappers get a spec without bounds, so an equal one says nothing of the numbers.
+        Other wrappers may change the numbers even if the specs, which have no bounds, are equal.
         """
         same = isinstance(self._environment, TimeLimit)
         return self._inner.observation_bounds if same else super().observation_bounds
 
     def close(self) -> None:
-        """Closes the wrapper, and the environment if the wrapper does not: many have no `close`."""
+        """Closes the wrapper and the environment, because many wrappers have no `close`."""
         try:
             super().close()
         finally:
@@ -91,7 +91,7 @@ class WrappedEnvironment(flat.Environment):
 
 
 class _RandomnessOf:
-    """The random state of an environment underneath, and of what is around it, if that has one."""
+    """The random state of an environment, and of the wrapper around it, if it has one."""
 
     def __init__(self, inner: flat.Environment, outer: flat.Randomness | None):
         self._inner, self._outer = inner, outer
@@ -132,10 +132,11 @@ def wrap(
     """Puts wrappers around an environment, the first one innermost, and then the time limit.
 
     Args:
-      environment: the environment in the form that agents see, which is what a wrapper gets.
+      environment: the environment as agents see it; the first wrapper receives it.
       wrappers: import paths `package.module:function`; each function takes a `dm_env.Environment`
         and returns one. If it accepts `seed=`, it gets its own seed.
-      time_limit: steps of an episode; None for no other limit than the environment's own.
+      time_limit: maximum number of steps of an episode; None to keep only the environment's own
+        limit.
       name: the name of the environment, for error messages.
       seed: seed of the environment, from which the wrappers' seeds are derived. They differ from
         it, so that a wrapper does not draw the same numbers as the environment.
@@ -172,7 +173,7 @@ def find(path: str) -> Wrapper:
       path: `package.module:function`.
 
     Raises:
-      EnvironmentNameError: if there is none.
+      EnvironmentNameError: if there is no such function.
       EnvironmentConstructionError: if its module raises while it is imported.
     """
     module_name, colon, attribute = path.partition(":")
@@ -194,7 +195,7 @@ def find(path: str) -> Wrapper:
 def _accepts_seed(wrapper: Wrapper) -> bool:
     try:
         parameter = inspect.signature(wrapper).parameters.get("seed")
-    except (TypeError, ValueError):  # Some callables of C have no signature.
+    except (TypeError, ValueError):  # Some C callables have no signature.
         return False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return parameter is not None and parameter.kind in by_name
