@@ -1,4 +1,4 @@
-"""Benchmarks: this project beside its peers. `python -m bench` runs them; nothing imports them."""
+"""Benchmarks against this project's peers. `python -m bench` runs them; no package imports them."""
 
 import os
 

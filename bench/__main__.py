@@ -2,9 +2,9 @@
 
     python -m bench [--only NAME ...] [--output FOLDER]
 
-Each one runs in a process of its own, for at most its number of seconds, and writes
-FOLDER/NAME.json. `python -m bench.NAME` runs one of them with other settings. `python -m
-bench.tables` makes the tables in docs/ from the files in bench/results.
+Each one runs in its own process, with its own time limit, and writes FOLDER/NAME.json.
+`python -m bench.NAME` runs one of them with other settings. `python -m bench.tables` makes the
+tables in docs/ from the files in bench/results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.harness import RESULTS, ROOT
 
-# Most seconds of each benchmark.
+# Time limit of each benchmark, in seconds.
 SUITE = {
     "peers": 100,  # Installs them.
     "acting_policy": 40,
@@ -59,8 +59,8 @@ def run(name: str, folder: Path) -> str | None:
     """Runs one benchmark.
 
     Args:
-      name: of its module.
-      folder: for its result file.
+      name: name of its module.
+      folder: folder for its result file.
 
     Returns:
       Why it failed; None if it did not.

@@ -38,7 +38,7 @@ def sides(agent) -> tuple[dict[str, harness.Side], dict[str, str]]:
     for size in (1, 16):
         in_numpy = compile_policy(policy, size)
         in_numpy.load(weights)
-        in_tensorflow = TensorFlowPolicy(*trace_policy(policy, size))  # As of a policy for pixels.
+        in_tensorflow = TensorFlowPolicy(*trace_policy(policy, size))  # As for pixels.
         observations = np.random.default_rng(0).standard_normal((size, OBSERVATION), "f")
         name = f"{type(agent).__name__}, {size} observation{'s' * (size > 1)}"
         for kind, function in (("NumPy", in_numpy), ("TensorFlow", in_tensorflow)):

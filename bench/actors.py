@@ -1,12 +1,13 @@
-"""Environment steps of one actor on `cheetah:run`, beside Acme's, EnvPool and the bare task.
+"""Environment steps of one actor on `cheetah:run`, against Acme's, EnvPool and the bare task.
 
     python -m bench.actors
 
 All run in one process, in turn, with equal networks (256-256) and five-step transitions. There is
-no learner: the table's limiter never blocks. Acme's actor is what of dm-acme 0.2.4 imports beside
-this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the same environment, with D4PG's
-noise in the policy network; it never fetches weights. The peers are those of bench/peers.txt, and
-are left out if they cannot be installed. Processor time includes the replay server's.
+no learner, and the table's limiter never blocks. Acme's actor consists of the parts of dm-acme
+0.2.4 that can be imported with this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the
+same environment, with D4PG's noise in the policy network; it never fetches weights. The peers are
+those of bench/peers.txt, and are left out if they cannot be installed. Processor time includes the
+replay server's.
 """
 
 import functools
@@ -59,7 +60,7 @@ class Weights:
 
 
 class CurrentClient(reverb.Client):
-    """A client that takes the argument which Acme's adder passes and Reverb 0.14 has dropped."""
+    """A client that accepts an argument that Acme's adder passes and Reverb 0.14 has removed."""
 
     def trajectory_writer(self, num_keep_alive_refs, get_signature_timeout_ms=None):
         """Opens a writer."""
@@ -81,7 +82,7 @@ def make_server(signature: Any, name: str) -> reverb.Server:
 
 
 def bare_dm_control() -> Callable[[int], None]:
-    """dm_control as it comes, with a constant action."""
+    """Unmodified dm_control, with a constant action."""
     from dm_control import suite
 
     environment = suite.load(DOMAIN, TASK, task_kwargs={"random": 1})
@@ -140,7 +141,7 @@ def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
     actor = agent.make_actor(Weights(agent), adders, contexts)
     steps_taken = explore(EnvironmentsInTurn(tasks), actor)
 
-    def run(steps: int, server=server) -> None:  # The server must stay.
+    def run(steps: int, server=server) -> None:  # Keeps the server alive.
         for _ in itertools.islice(steps_taken, steps):
             pass
         if has_insertion:
@@ -193,7 +194,7 @@ def count(num_envs: int) -> str:
 
 
 def make_sides(report: harness.Report) -> dict[str, Callable[[int], None]]:
-    """Returns everything that is measured, by name: a function that takes a number of steps."""
+    """Returns the sides by name: functions that take a number of environment steps."""
     sides = {
         "dm_control, constant action": bare_dm_control(),
         "the same in the agents' form": our_environment(),

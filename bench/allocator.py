@@ -3,8 +3,8 @@
     python -m bench.allocator
 
 `rl-replicator train d4pg --env cheetah:run`, in threads with one actor, two learner steps for each
-environment step after the first 5,000, from the start of the command to its end: its
-start-up, which takes some 8 processor seconds, and one evaluation episode are part of it.
+environment step after the first 5,000, from the start of the command to its end. This includes its
+start-up, which takes about 8 processor seconds, and one evaluation episode.
 """
 
 import os

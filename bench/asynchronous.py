@@ -1,9 +1,9 @@
-"""Asynchronous steps against a loop written by hand on TensorFlow's own coordinator.
+"""Asynchronous steps against a handwritten loop on TensorFlow's own coordinator.
 
     python -m bench.asynchronous
 
 The sides use the same cluster of processes on this machine. Each trains the same MLP (3 x 256,
-batches of 64) with the same Adam, keeps two calls a worker under way, and reads the loss of every
+batches of 64) with the same Adam, keeps two calls per worker in flight, and reads the loss of every
 step.
 """
 
@@ -27,7 +27,7 @@ BATCH, FEATURES, STEPS_PER_CALL = 64, 32, 10
 
 
 def dataset() -> tf.data.Dataset:
-    """Returns batches from memory, for ever."""
+    """Returns an endless dataset of batches from memory."""
     x = np.random.default_rng(0).normal(size=(16 * BATCH, FEATURES)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices(x).batch(BATCH).cache().repeat().prefetch(2)
 
@@ -123,7 +123,7 @@ def measure(cluster: dict, options) -> None:
             call = functools.partial(function, options.steps)
             sides[side] = harness.clocked(call, options.steps, "steps")
         peers[name] = peer
-    # The processor time is that of the coordinator alone.
+    # Processor time is that of the coordinator only.
     report.add(harness.measure(sides, options.rounds), peers)
     for name, step in ours_by_name.items():
         found = step.staleness()
@@ -132,14 +132,14 @@ def measure(cluster: dict, options) -> None:
 
 
 def main() -> None:
-    """Starts the cluster and measures, or is one of its processes."""
+    """Starts the cluster and measures, or runs one of its processes."""
     parser = harness.parser("asynchronous", __doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100, help="of a sample")
     options = parser.parse_args()
     if "TF_CONFIG" in os.environ:
-        rr.make("multi_worker_async")  # Serves, and ends the process.
+        rr.make("multi_worker_async")  # Serves, then exits the process.
     cluster = {
         "chief": [free_address()],
         "worker": [free_address() for _ in range(options.workers)],
@@ -156,7 +156,7 @@ def main() -> None:
         for process in started:
             process.kill()
             process.wait()
-    harness.end()  # The coordinator would wait for its workers.
+    harness.end()  # A regular exit would wait for the workers.
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def read(path: Path) -> Rows:
 
 
 def regressions(before: Rows, after: Rows) -> Iterator[str]:
-    """Yields a line for each row that is worse by more than the tolerance, or gone."""
+    """Yields a line for each row that is missing, or worse by more than the tolerance."""
     peers = {row["peer"] for row in before.values() if "peer" in row}
     for key, old in before.items():
         new, name = after.get(key), f"{key[0]} [{key[1]}]"

@@ -11,20 +11,20 @@ import time
 import psutil
 from programs import Program
 
-# What every process of the run has in its environment: none may be left at the end.
+# Environment variable that marks all processes of the run, of which none may be left at the end.
 _MARK = "FAULTS_RUN"
 
 
 class Run:
-    """A run of a command, watched from outside, and started again when it ended."""
+    """A run of a command, watched from outside; it can be restarted when it has ended."""
 
     def __init__(self, program: Program, folder: pathlib.Path, steps: int | None = None):
-        """Starts it.
+        """Starts the command.
 
         Args:
           program: what to run.
-          folder: for its run directory and its output.
-          steps: that it takes; default: those of the program, which it never reaches.
+          folder: folder for its run directory and its output.
+          steps: number of steps; default: the program's, which the run never reaches.
         """
         self.program, self.folder = program, folder
         self.run_dir = folder / "disk" / "run"
@@ -36,7 +36,7 @@ class Run:
         self.start()
 
     def start(self) -> None:
-        """Starts the command; again after it has ended."""
+        """Starts the command, or restarts it after it has ended."""
         root = pathlib.Path(__file__).resolve().parents[1]
         with self.log.open("a") as log:
             self.process = psutil.Popen(
@@ -52,10 +52,10 @@ class Run:
         return self.program.progress(self.run_dir)
 
     def megabytes(self) -> float:
-        """Memory of all its processes; PSS, so that shared pages are shared out."""
+        """Memory of all its processes: PSS, which divides shared pages among them."""
         total = 0
         for pid in self.left():
-            with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
+            with contextlib.suppress(psutil.Error):  # The process has ended.
                 total += psutil.Process(pid).memory_full_info().pss
         return total / 1e6
 
@@ -66,7 +66,7 @@ class Run:
             try:
                 name = node_name(process) or self.program.role(process)
             except psutil.Error:
-                continue  # Ended meanwhile.
+                continue  # The process has ended.
             if name is not None:
                 found[name] = process.pid
         return found
@@ -91,7 +91,7 @@ class Run:
         return found[-1] if found else None
 
     def num_checkpoints(self) -> int:
-        """How many checkpoints there are."""
+        """The number of checkpoints."""
         return len(list((self.run_dir / "checkpoints").glob("0*_step_*")))
 
     def wait_for_end(self, seconds: float) -> int | None:
@@ -103,7 +103,7 @@ class Run:
 
 
 def node_name(process: psutil.Process) -> str | None:
-    """ "actor/1", or None for a process that is no node."""
+    """Returns the name of a node, such as "actor/1"; None for other processes."""
     try:
         words = process.cmdline()
     except psutil.Error:
@@ -111,5 +111,5 @@ def node_name(process: psutil.Process) -> str | None:
     if "launchpad.launch.process_entry" in words:
         return words[words.index("launchpad.launch.process_entry") + 1]
     title = words[0].split()[0] if words and words[0] else ""
-    # So our engine calls the processes of Ray.
+    # Our Ray engine names its processes this way.
     return title.removeprefix("ray::") if title.startswith("ray::") and "/" in title else None

@@ -1,11 +1,11 @@
-"""Batches that are copied to a GPU ahead of their steps, beside batches that a step copies.
+"""Batches that are copied to a GPU ahead of their steps, against batches that a step copies.
 
     python -m bench.device_inputs
 
-A step is a small convolutional network, forward and back, on batches that lie in the host's memory:
-images of float32, whose copy takes about as long as the step, and the frames of the pixel agent in
-uint8. "plain" is a `tf.function` on the dataset's own iterator. On a machine without GPUs, both
-ways are the same.
+A step is a small convolutional network, forward and backward, on batches in host memory: images of
+float32, whose copy takes about as long as the step, and the frames of the pixel agent in uint8.
+"plain" is a `tf.function` on the dataset's own iterator. On a machine without GPUs, both ways are
+the same.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ import rl_replicator as rr
 from bench import harness
 
 STEPS = 50
-BATCHES = 4  # Different ones, which are repeated.
+BATCHES = 4  # Distinct batches, which are repeated.
 
 
 def make_step(
     shape: tuple[int, ...], wrap_optimizer: Callable[[Any], Any]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a step on images of a shape, whose variables it has created."""
+    """Creates a model for images of a shape; returns its training step."""
     layers = [snt.Conv2D(32, 3, stride=2), tf.nn.relu, snt.Conv2D(32, 3, stride=2), tf.nn.relu]
     model = snt.Sequential([*layers, snt.Flatten(), snt.Linear(10)])
     model(tf.zeros([1, *shape]))
@@ -42,7 +42,7 @@ def make_step(
 
 
 def make_dataset(batch: int, shape: tuple[int, ...], dtype: str) -> tf.data.Dataset:
-    """Returns batches of noise from memory, for ever."""
+    """Returns an endless dataset of batches of noise from memory."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (BATCHES, batch, *shape), np.uint8).astype(dtype)
     return tf.data.Dataset.from_tensor_slices(images).cache().repeat().prefetch(2)

@@ -1,10 +1,10 @@
-"""An actor of 16 environments with each `--env-engine`, and a whole program.
+"""An actor of 16 environments, and a whole program, with each `--env-engine`.
 
     python -m bench.env_engines
 
 All sides run in one process, in turn. Actors insert into a table whose limiter never blocks. A
-program is D4PG's learner and one actor; the limiter holds the actor of a program that is not being
-measured. Rates of programs are learner steps, two for each environment step.
+program is D4PG's learner and one actor; while other sides are measured, the limiter blocks that
+actor. Rates of programs are learner steps, two for each environment step.
 """
 
 import functools
@@ -54,7 +54,7 @@ def make_actor(engine: str, task: str) -> Callable[[int], None]:
     actor = agent.make_actor(Weights(agent), adders, contexts)
     steps_taken = explore(make_batch(engine, task), actor)
 
-    def run(steps: int, server=server) -> None:  # The server must stay.
+    def run(steps: int, server=server) -> None:  # Keeps the server alive.
         for _ in itertools.islice(steps_taken, steps):
             pass
         for adder in adders:
@@ -64,7 +64,7 @@ def make_actor(engine: str, task: str) -> Callable[[int], None]:
 
 
 class Program:
-    """A learner, and an actor in a thread of its own."""
+    """A learner, and an actor in a separate thread."""
 
     def __init__(self, engine: str, over: threading.Event):
         config = D4PGConfig()
@@ -94,7 +94,7 @@ class Program:
             pass
 
     def close(self) -> None:
-        """Ends its threads, once the event is set."""
+        """Joins the actor's thread and closes the learner. Set the event `over` before."""
         self._thread.join()
         self.learner.close()
         for adder in self._adders:

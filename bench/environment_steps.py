@@ -2,8 +2,8 @@
 
     python -m bench.environment_steps
 
-Three sides a task: dm_control as it comes; the same environment with the shorter physics step of
-`environments.suite`; what an actor sees (float32, flat, scaled), on top of that.
+Three sides per task: unmodified dm_control; the same environment with the shorter physics step of
+`environments.suite`; and that environment in the form that actors use (float32, flat, scaled).
 """
 
 import functools
@@ -26,9 +26,9 @@ STEPS = 500
 
 
 def steppers(task: str) -> dict[str, Callable[[], object]]:
-    """Returns one step of each side."""
+    """Returns a function for each side that takes one step."""
     ours = environments.make(task, seed=1)
-    from dm_control import suite  # After `environments`, which keeps OpenGL out of it.
+    from dm_control import suite  # After `environments`, which disables its OpenGL.
 
     plain = suite.load(*task.split(":"), task_kwargs={"random": 1})
     ours.reset()

@@ -1,15 +1,15 @@
-"""EnvPool's tasks of the dm_control suite beside dm_control's own, from equal states.
+"""Compares EnvPool's tasks of the dm_control suite with dm_control's own, from equal states.
 
     python -m bench.envpool_tasks [--tasks NAME ...]
 
-EnvPool neither takes nor gives the state of a simulator. So the state is computed from what it
-observes at a start and in the two steps after it: a least-squares fit of positions, velocities,
-activations, and the parts of the model that episodes draw at random (targets, stiffness, gearing),
-with dm_control's own observations as the function. Then both take the same random actions, and
-observations and rewards are compared: their largest difference, over some steps, relative to
-1 + their size. A start whose state cannot be found, because the observations do not determine it or
-the fit ends in a local minimum, is replaced by the next one. Episodes of both must have equal
-lengths and discounts.
+EnvPool can neither set nor return the state of a simulator. So the state is computed from its
+observations at the start of an episode and after two steps: a least-squares fit of positions,
+velocities, activations, and the parts of the model that episodes draw at random (targets,
+stiffness, gearing), with dm_control's own observations as the function. Then both take the same
+random actions, and the largest differences over some steps are recorded: of observations relative
+to 1 + their size, of rewards absolute. A start whose state cannot be found, because the
+observations do not determine it or the fit ends in a local minimum, is replaced by the next one.
+Episodes of both must have equal lengths and last discounts.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FITTED_STEPS, STEPS = 2, 3
 FITTED = 1e-8
 # Observations that are not smooth enough for a fit.
 ROUGH = ("touch", "force", "inertial", "imu", "contact", "sensor")
-# Of the difference, -log10. Rewards of EnvPool are float32, with seven to eight digits.
+# -log10 of the difference. EnvPool's rewards are float32, with seven to eight digits.
 OBSERVATIONS = harness.Unit("equal digits of observations")
 REWARDS = harness.Unit("equal digits of rewards")
 
@@ -59,14 +59,14 @@ class Simulator:
         return [part.copy() for part in (data.qpos, data.qvel, data.act, *self.drawn)]
 
     def moved(self, state: list[np.ndarray], change: np.ndarray) -> list[np.ndarray]:
-        """Returns a state beside another one: quaternions stay of unit length."""
+        """Returns a state changed by `change`; quaternions keep unit length."""
         turn, *changes = np.split(change, self._ends[:-1])
         qpos = state[0].copy()
         mujoco.mj_integratePos(self.model, qpos, np.ascontiguousarray(turn), 1.0)
         return [qpos, *(part + own for part, own in zip(state[1:], changes, strict=True))]
 
     def set(self, state: list[np.ndarray]) -> None:
-        """Begins an episode in a state."""
+        """Sets the simulator to a state, at time 0."""
         qpos, qvel, act, *drawn = state
         for own, part in zip(self.drawn, drawn, strict=True):
             own[...] = part
@@ -76,7 +76,7 @@ class Simulator:
         mujoco.mj_forward(self.model, data)
 
     def observations(self, state: list[np.ndarray], actions: np.ndarray) -> np.ndarray:
-        """Returns the smooth observations from a state on, [T + 1, n]."""
+        """Returns the smooth observations in a state and after each action, [T + 1, n]."""
         self.set(state)
         raw, physics = self.raw, self.raw.physics
         rows = [self.flat(raw.task.get_observation(physics), self.smooth)]
@@ -89,7 +89,7 @@ class Simulator:
 
     @staticmethod
     def flat(observation: Any, names: list[str]) -> np.ndarray:
-        """Returns some arrays of an observation as one of float64."""
+        """Concatenates some arrays of an observation to one of float64."""
         return np.concatenate([np.ravel(np.asarray(observation[n], np.float64)) for n in names])
 
 
@@ -118,12 +118,12 @@ def fit(
 
     Args:
       simulator: the task.
-      state: where to begin.
+      state: initial guess.
       actions: [T, A].
-      target: [T + 1, n] observations at the start and after the actions.
+      target: [T + 1, n] observations at the start and after each action.
 
     Returns:
-      The state, and the largest difference that is left, relative to 1 + the observation.
+      The state, and the largest remaining difference, relative to 1 + the observation.
     """
     scale = 1 + np.abs(target)
 
@@ -189,12 +189,12 @@ def compare(simulator: Simulator, pool: Any, random: np.random.Generator) -> tup
 
 
 def check_episode(name: str, raw: Any, pool: Any) -> None:
-    """Raises ValueError if an episode without action has another length or last discount.
+    """Raises ValueError if an episode of zero actions differs in length or last discount.
 
     Args:
-      name: of the task.
+      name: name of the task.
       raw: dm_control's environment.
-      pool: EnvPool's, of one environment.
+      pool: EnvPool's pool, of one environment.
     """
     action = np.zeros(raw.action_spec().shape)
     found = []
@@ -212,9 +212,9 @@ def samples_of(name: str, rounds: int, seconds: float) -> list[tuple[float, floa
     """Compares starts of a task until enough are fitted or the time is over.
 
     Args:
-      name: of the task.
+      name: name of the task.
       rounds: number of starts.
-      seconds: when to give up.
+      seconds: time limit.
 
     Returns:
       The differences of observations and of rewards, for each start.
@@ -227,7 +227,7 @@ def samples_of(name: str, rounds: int, seconds: float) -> list[tuple[float, floa
     found: list[tuple[float, float]] = []
     until = time.monotonic() + seconds
     while len(found) < rounds and time.monotonic() < until:
-        # A fit that goes astray may end in a state that no simulator can continue.
+        # A fit that diverges may end in a state in which the simulation fails.
         with contextlib.suppress(LookupError, PhysicsError, np.linalg.LinAlgError):
             found.append(compare(simulator, pool, random))
     return found
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=environments.names(), help="default: all")
     parser.add_argument("--seconds", type=float, default=30.0, help="for each task, at most")
     options = parser.parse_args()
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Unstable states on the way of a fit.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Fits pass through unstable states.
     report = harness.Report("envpool_tasks", options)
     for name in options.tasks:
         found = samples_of(name, options.rounds, options.seconds)

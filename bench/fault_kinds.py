@@ -18,7 +18,7 @@ Fault = Callable[[Run, random.Random], str]
 
 
 def signal_role(number: signal.Signals, role: str | None = None) -> Fault:
-    """Sends a signal to a role; without one, to any."""
+    """Returns a fault that sends a signal to a role, or to a random one by default."""
 
     def damage(run: Run, draw: random.Random) -> str:
         roles = run.roles()
@@ -30,7 +30,7 @@ def signal_role(number: signal.Signals, role: str | None = None) -> Fault:
 
 
 def restart(number: signal.Signals, damage: Callable | None = None, what: str = "") -> Fault:
-    """Ends the launcher, damages what it left, and gives the same command again."""
+    """Returns a fault that ends the launcher, damages its files, and restarts the command."""
 
     def do(run: Run, draw: random.Random) -> str:
         run.process.send_signal(number)
@@ -67,7 +67,7 @@ flip = _spoil(lambda content, at: content[:at] + bytes([content[at] ^ 4]) + cont
 
 
 def take_port(run: Run, draw: random.Random) -> str:
-    """Kills a node that serves, and binds its port before its successor does."""
+    """Kills a node that is a server, and binds its ports before its successor does."""
     roles = run.roles()
     servers = [name for name in sorted(roles) if name.split("/")[0] in ("counter", "replay")]
     name = draw.choice(servers)
@@ -98,7 +98,7 @@ THIEVES: list[socket.socket] = []
 
 
 def fill_disk(run: Run, draw: random.Random) -> str:
-    """Fills the file system of the run until the command ends, then frees it, and starts again."""
+    """Fills the run's file system until the command ends, then frees it and restarts the run."""
     del draw
     filler = run.folder / "disk" / "filler"
     with filler.open("wb") as file:

@@ -1,24 +1,24 @@
-"""Damages a real run on a seeded schedule, and measures what each fault costs.
+"""Injects faults into a real run on a seeded schedule, and measures the cost of each.
 
     python bench/faults.py --program actors --seed 1 --faults 10       # D4PG with 4 actors
     python bench/faults.py --program learners --seed 1 --faults 6      # a learner of two processes
     python bench/faults.py --program job --seed 1 --faults 6           # ResNet on two workers
     python bench/faults.py --program defaults --faults 3 --pause 600   # goodput of default settings
 
-The faults are drawn from those of the program (`--kinds` chooses some). After each, the run gets
-`--deadline` seconds to make progress again: in environment steps and learner steps, past the values
-before the fault, with the damaged role up again. At the end the run is stopped with SIGTERM and
-continued for some more steps to its regular end, which must leave the exact number of steps, exit
-status 0, and no process. `--undisturbed N` then makes N runs of as many steps without faults: their
-returns are those between which the damaged run should end. Rows are printed as they come, and
-written to `bench/results/faults_PROGRAM_SEED.json`.
+The faults are drawn from those of the program, or of `--kinds`. After each, the run must recover
+within `--deadline` seconds: the damaged role is up again, and environment steps and learner steps
+exceed their values before the fault. At the end the run is stopped with SIGTERM and continued for
+some more steps to its regular end, where it must have taken exactly the requested number of steps,
+exited with status 0, and left no process. `--undisturbed N` then makes N runs of as many steps
+without faults: the return of the damaged run should lie between theirs. Rows are printed as they
+are measured, and written to `bench/results/faults_PROGRAM_SEED.json`.
 
-Goodput is the number of steps that were kept, divided by those that an undisturbed run makes in the
-same time. The speed of the undisturbed run is that of the same run while nothing was damaged. The
-memory of all processes (PSS: shared pages are shared out) is measured before the first fault and
-after the last one.
-Mounting a small file system, which the full disk needs, takes root; without it that fault is left
-out, and the table says so.
+Goodput is the number of steps that were kept, divided by the number that an undisturbed run makes
+in the same time. The speed of an undisturbed run is measured on the same run, between the faults.
+The memory of all processes (PSS, which divides shared pages among processes) is measured before the
+first fault and after the last one.
+The full disk is a small file system, and mounting it requires root. Without root this fault is left
+out, and a line says so.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from programs import PROGRAMS, Program
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 _POLL = 0.1
-# The run must go on for this long after the last fault.
+# The run goes on for at most this many seconds after the last fault.
 _LAST_SECONDS = 8.0
-# No program takes longer between two rows of metrics, even beside others.
+# Longest time between two rows of metrics of any program, even on a busy machine.
 _ROW_SECONDS = 60.0
-# More than the checkpoints of the longest run; a full disk is made so in seconds.
+# Room for the checkpoints of the longest run, but small enough to fill within seconds.
 _DISK = "size=512m"
 
 
 @dataclasses.dataclass
 class Row:
-    """What became of one fault.
+    """The outcome of one fault.
 
     Attributes:
       seconds: since the start of the command.
-      fault: what was done, and to whom.
+      fault: what was done, and to which role.
       noticed_after: seconds until the first line of output that followed; None if there was none.
       line: that line.
       recovered_after: seconds until the run made progress again; None if it did not in time.
-      lost: learner steps that were made again.
+      lost: learner steps that were repeated.
       status: exit status of the command, if it ended.
     """
 
@@ -78,13 +78,13 @@ class Row:
 
 
 class Soak:
-    """Damages a run again and again, and keeps the account."""
+    """Injects faults into a run, and records their costs."""
 
     def __init__(self, run: Run, deadline: float):
-        """Starts with nothing measured.
+        """Stores the run.
 
         Args:
-          run: a running run.
+          run: a run that has been started.
           deadline: seconds that it may take to recover.
         """
         self._run, self._deadline = run, deadline
@@ -95,7 +95,7 @@ class Soak:
         self._first_step = 0
 
     def await_first(self) -> None:
-        """Waits until the run makes steps and has two checkpoints, of which one may be damaged."""
+        """Waits until the run makes steps and has two checkpoints, so that one may be damaged."""
         self._await_progress((0,) * len(self._run.progress()), self._deadline)
         until = time.monotonic() + self._deadline
         while self._run.num_checkpoints() < 2 and time.monotonic() < until:
@@ -103,9 +103,9 @@ class Soak:
         self.first_at, self._first_step = time.monotonic(), self._run.progress()[-1]
 
     def run_undisturbed(self, seconds: float) -> None:
-        """Lets the run go on, and counts its steps as those of an undisturbed one.
+        """Lets the run go on, and measures the speed of an undisturbed run.
 
-        Steps are counted from one row of metrics to another: some programs write one in ten
+        Steps are counted between rows of metrics, because some programs write a row only every ten
         seconds.
         """
         before, started = self._next_row(self._run.progress())
@@ -121,14 +121,14 @@ class Soak:
             self._healthy_seconds += ended - started
 
     def _next_row(self, known: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-        """Waits for other progress than `known`, and returns it with the time."""
+        """Waits until the progress differs from `known`; returns it and the time."""
         until = time.monotonic() + _ROW_SECONDS
         while self._run.progress() == known and time.monotonic() < until:
             time.sleep(_POLL)
         return self._run.progress(), time.monotonic()
 
     def damage(self, fault: Fault, draw: random.Random) -> Row:
-        """Does one fault and waits for the recovery."""
+        """Injects one fault and waits for the recovery."""
         run = self._run
         pids, size = run.roles(), run.log.stat().st_size
         started = time.monotonic()
@@ -179,7 +179,7 @@ class Soak:
 
 
 def _notice(log: pathlib.Path, offset: int, hit: str | None, fault: str) -> str:
-    """The first line after an offset that speaks of the fault; empty if there is none yet."""
+    """Returns the first line after an offset that reports the fault; "" if there is none yet."""
     if hit is not None:
         pattern = f"{hit}|{hit.replace('/', ' ')}|supervisor \\|"
     else:
@@ -198,7 +198,7 @@ def _new_text(log: pathlib.Path, offset: int) -> str:
 
 
 def finish(run: Run) -> dict[str, object]:
-    """Ends the run, continues it to a regular end, and checks what must hold then."""
+    """Stops the run, continues it to its regular end, and returns the figures to check."""
     run.process.send_signal(signal.SIGTERM)
     ended = run.wait_for_end(90)
     taken = run.program.taken(run.run_dir)
@@ -223,7 +223,7 @@ def undisturbed_returns(program: Program, steps: int, count: int) -> list[float 
 
     Args:
       program: what to run.
-      steps: of each run.
+      steps: steps of each run.
       count: number of runs.
     """
     returns = []
@@ -236,7 +236,7 @@ def undisturbed_returns(program: Program, steps: int, count: int) -> list[float 
 
 
 def _shared(before: set[str]) -> set[str]:
-    """Names in /dev/shm of files that no living process has open, and that were not there."""
+    """Returns the names of new files in /dev/shm that no living process has mapped."""
     names = set(os.listdir("/dev/shm")) - before
     used = set()
     for process in psutil.pids():
@@ -250,7 +250,7 @@ def _shared(before: set[str]) -> set[str]:
 
 @contextlib.contextmanager
 def _disk(folder: pathlib.Path) -> Iterator[bool]:
-    """Makes `disk` in a folder, a small file system; yields whether it is one of its own."""
+    """Makes `disk` in a folder, a small file system if possible; yields whether it is one."""
     disk = folder / "disk"
     disk.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(disk)]
@@ -263,7 +263,7 @@ def _disk(folder: pathlib.Path) -> Iterator[bool]:
 
 
 def _schedule(options: argparse.Namespace, has_disk: bool, draw: random.Random) -> list[str]:
-    """The faults in their order: every kind as often as the others."""
+    """Returns the kinds of all faults, in random order and about equally often."""
     names = options.kinds or sorted(KINDS[options.program])
     if not has_disk and "disk" in names:
         names.remove("disk")
@@ -277,7 +277,7 @@ def _schedule(options: argparse.Namespace, has_disk: bool, draw: random.Random) 
 def _damage(
     soak: Soak, options: argparse.Namespace, schedule: list[str], draw: random.Random
 ) -> None:
-    """Does the faults of a schedule, until one is not survived or the time is over."""
+    """Injects the faults of a schedule, until the run does not recover or the time is over."""
     soak.await_first()
     for kind in schedule:
         if time.monotonic() - soak.first_at > 60.0 * options.minutes:
@@ -291,7 +291,7 @@ def _damage(
 
 
 def main() -> int:
-    """Returns the exit status: 0 if every fault was survived and all holds at the end."""
+    """Returns the exit status: 0 if the run recovered from every fault and passes all checks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--program", choices=sorted(PROGRAMS), required=True)
     parser.add_argument("--seed", type=int, default=1)
@@ -302,7 +302,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between faults, about")
     parser.add_argument("--undisturbed", type=int, default=0, help="runs without faults")
     options = parser.parse_args()
-    # Without a handler SIGTERM would end this process and leave the run behind.
+    # Without a handler, SIGTERM would end this process and leave the run behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     draw = random.Random(options.seed)
     with (

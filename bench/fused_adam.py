@@ -1,8 +1,8 @@
-"""A training step with `rr.optimizers.Adam` against the same with Sonnet's.
+"""A training step with `rr.optimizers.Adam` against the same step with Sonnet's Adam.
 
     python -m bench.fused_adam
 
-The step is shaped as an actor-critic's: LayerNorm MLPs of 256-256-256 and 512-512-256, 20
+The step is like an actor-critic's: LayerNorm MLPs of 256-256-256 and 512-512-256, 20
 variables, batch 256; on one device and on two.
 """
 
@@ -30,7 +30,7 @@ def network(sizes, outputs):
 
 
 def make_step(replicator, optimizer_class):
-    """Returns a replicated step, ten steps a call."""
+    """Returns a replicated step, with ten steps per call."""
     with replicator.scope():
         actor, critic = network([256, 256, 256], 1), network([512, 512, 256], ATOMS)
         critic(tf.concat([tf.zeros([1, 5]), actor(tf.zeros([1, 5]))], axis=1))

@@ -1,8 +1,9 @@
-"""What all benchmarks share: sides that are measured in turn, and result files.
+"""Shared code of the benchmarks: sides that are measured in turn, and result files.
 
-A benchmark measures several sides, each once a round, so that other load on the machine hits all of
-them alike. A figure is the median over the rounds; a ratio is the median of the ratios within each
-round, and above 1 if the side is better than its peer. `Report` writes both to a JSON file.
+A benchmark compares several sides, which are implementations or settings. Each side is measured
+once per round, so that other load on the machine affects all of them equally. A figure is the
+median over the rounds; a ratio is the median of the ratios within each round, and above 1 if the
+side is better than its peer. `Report` writes both to a JSON file.
 """
 
 from __future__ import annotations
@@ -42,28 +43,28 @@ class Unit:
 
     Attributes:
       name: as tables print it, such as "steps/s".
-      more_is_better: whether a larger figure is the better one.
+      more_is_better: whether a larger figure is better.
     """
 
     name: str
     more_is_better: bool = True
 
 
-# Measures one sample of a side: its figures by unit.
+# Measures one sample of a side; returns its figures by unit.
 Side = Callable[[], Mapping[Unit, float]]
 # Samples of all rounds, by side and unit.
 Samples = Mapping[str, Mapping[Unit, list[float]]]
 
 
 def clocked(work: Callable[[], object], amount: float, noun: str) -> Side:
-    """Returns a side whose figures are rates, by the clock and by processor time.
+    """Returns a side whose figures are rates per second of wall-clock time and of processor time.
 
-    A processor second counts all threads of this process. On a busy machine it says more than the
-    clock does.
+    Processor time includes all threads of this process. On a busy machine it is more informative
+    than wall-clock time.
 
     Args:
-      work: called once a sample.
-      amount: number of things that one call does.
+      work: called once per sample.
+      amount: number of things that one call processes.
       noun: the things, in the plural.
     """
 
@@ -82,7 +83,7 @@ def per_processor_second(noun: str) -> Unit:
 
 
 def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Returns a function that calls another one a number of times."""
+    """Returns a function that calls `call` a number of times."""
 
     def run() -> None:
         for _ in range(times):
@@ -92,8 +93,8 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
 
 
 def synchronized(work: Callable[[], object]) -> Callable[[], None]:
-    """Returns a function that calls TensorFlow's `work` and waits until the GPUs have done it."""
-    tf = importlib.import_module("tensorflow")  # Most benchmarks of processes do without it.
+    """Returns a function that calls `work` and waits until the GPUs have finished it."""
+    tf = importlib.import_module("tensorflow")  # Some benchmarks do not need it.
 
     def run() -> None:
         work()
@@ -103,12 +104,12 @@ def synchronized(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def measure(sides: Mapping[str, Side], rounds: int, warm_up: int = 1) -> Samples:
-    """Measures all sides once a round, every second round in reverse order.
+    """Measures all sides once per round, in reverse order every second round.
 
     Args:
-      sides: by name.
+      sides: the sides, by name.
       rounds: number of samples of each side.
-      warm_up: rounds before them whose samples are dropped.
+      warm_up: preceding rounds whose samples are dropped.
 
     Returns:
       The samples of every side, in the order of the rounds.
@@ -126,8 +127,8 @@ def row(name: str, unit: Unit, samples: list[float], peer: str | None, base: lis
     """Returns a row of a result file.
 
     Args:
-      name: of the side.
-      unit: of the samples.
+      name: name of the side.
+      unit: unit of the samples.
       samples: one for each round.
       peer: name of the side that it is compared with; None for no ratio.
       base: samples of the peer in the same rounds.
@@ -135,7 +136,7 @@ def row(name: str, unit: Unit, samples: list[float], peer: str | None, base: lis
     made: dict[str, Any] = {"figure": name, "unit": unit.name}
     made["better"] = "more" if unit.more_is_better else "less"
     made |= _spread(samples)
-    if peer is not None and all(samples) and all(base):  # A share of time may be 0.
+    if peer is not None and all(samples) and all(base):  # Shares of time may be 0.
         ratios = np.divide(samples, base) if unit.more_is_better else np.divide(base, samples)
         made |= {"peer": peer, "ratio": _spread(ratios.tolist())}
         del made["ratio"]["samples"]
@@ -146,10 +147,10 @@ class Report:
     """Collects the rows of one benchmark, prints them, and writes its result file."""
 
     def __init__(self, name: str, options: argparse.Namespace):
-        """Notes the machine and the versions.
+        """Records the machine and the versions.
 
         Args:
-          name: of the benchmark's module.
+          name: name of the benchmark's module.
           options: with `output`; see `parser`.
         """
         self._output: Path = options.output
@@ -157,7 +158,7 @@ class Report:
         self._about: dict[str, Any] = about(name)
 
     def leave_out(self, name: str, reason: object) -> None:
-        """Notes that a side could not be measured, and why."""
+        """Records that a side could not be measured, and why."""
         self._about.setdefault("left_out", {})[name] = str(reason)
         print(f"{name}: left out ({reason})", flush=True)
 
@@ -166,7 +167,7 @@ class Report:
 
         Args:
           samples: see `measure`.
-          peers: which side another one is compared with, by name. Both must have the unit.
+          peers: the side to compare with, by side. Units that it lacks get no ratio.
         """
         for name, figures in samples.items():
             for unit, values in figures.items():
@@ -177,7 +178,7 @@ class Report:
                 print(_line(made), flush=True)
 
     def write(self) -> None:
-        """Writes the result file: an object with a row a line."""
+        """Writes the result file: an object with one row per line."""
         self._output.parent.mkdir(parents=True, exist_ok=True)
         rows = ",\n".join(json.dumps(made) for made in self._rows)
         about = json.dumps(self._about, indent=1)
@@ -185,7 +186,7 @@ class Report:
 
 
 def _settings(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command without `--output`, which changes no figure."""
+    """Returns the words of a command without `--output`, which does not affect the figures."""
     pairs = zip(["", *words], words, strict=False)
     return [
         word
@@ -195,10 +196,10 @@ def _settings(words: Sequence[str]) -> list[str]:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Returns what a result file says about its run: when, how, and on what it was measured.
+    """Returns a description of the run: its date, its command, the machine and the versions.
 
     Args:
-      name: of the benchmark's module.
+      name: name of the benchmark's module.
     """
     return {
         "benchmark": name,
@@ -215,7 +216,7 @@ def about(name: str) -> dict[str, Any]:
 
 
 def end() -> None:
-    """Ends this process at once: TensorFlow may take a minute to free an autotuned iterator."""
+    """Exits immediately: TensorFlow may take a minute to free an autotuned iterator."""
     sys.stdout.flush()
     os._exit(0)
 
@@ -223,10 +224,10 @@ def end() -> None:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options that all benchmarks have.
 
-    Starts the process again if `RL_REPLICATOR_ALLOCATOR` asks for another allocator.
+    Restarts the process if `RL_REPLICATOR_ALLOCATOR` requests another allocator.
 
     Args:
-      name: of the benchmark's module.
+      name: name of the benchmark's module.
       doc: its docstring.
     """
     allocator.restart()
@@ -244,7 +245,7 @@ def _rounds(text: str) -> int:
 
 
 def _result_file(text: str) -> Path:
-    """Refuses before the measurement what cannot be written after it."""
+    """Refuses a path to which the results could not be written after the measurement."""
     path = Path(text)
     if path.is_dir() or any(parent.is_file() for parent in path.parents):
         raise argparse.ArgumentTypeError(f"expected the path of a file to write, got {text}")

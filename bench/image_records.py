@@ -1,4 +1,4 @@
-"""Writes an ImageNet-like folder of TFRecords with JPEG files of smooth and of fine noise.
+"""Writes an ImageNet-like folder of TFRecords with JPEG files of smooth and fine noise.
 
     python -m bench.image_records FOLDER IMAGES
 
@@ -32,7 +32,7 @@ def _example(index: int) -> bytes:
     height, width = _SIZES[index % len(_SIZES)]
     random = np.random.default_rng(index)
     large = tf.image.resize(random.uniform(0, 255, [8, 8, 3]), [height, width])
-    # Fine structure, without which a JPEG would be smaller and quicker than a photograph.
+    # Fine structure, without which a JPEG would be smaller and faster to decode than a photograph.
     noise = tf.image.resize(random.normal(0, 40, [height // 2, width // 2, 3]), [height, width])
     encoded = tf.io.encode_jpeg(tf.saturate_cast(large + noise, tf.uint8), quality=90).numpy()
     features = {

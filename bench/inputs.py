@@ -3,12 +3,11 @@
     python -m bench.inputs
 
 The dataset decodes JPEG files of 320 x 240 from memory and resizes them, with
-`num_parallel_calls=AUTOTUNE` and `prefetch(AUTOTUNE)`, in batches of 32. The replicator reads
-datasets without autotuning, unless their own options enable it; AUTOTUNE then stands for the number
-of cores. "plain" is a `tf.function` on the dataset's own iterator, which autotunes. Each is read
-alone, and beside a step whose matrix product takes about as long as a batch. Each side has a
-process of its own: in one process, datasets that fill their buffers disturb the one that is
-measured.
+`num_parallel_calls=AUTOTUNE` and `prefetch(AUTOTUNE)`, in batches of 32. Unless a dataset's own
+options enable autotuning, the replicator reads it without, and AUTOTUNE means the number of cores.
+"plain" is a `tf.function` on the dataset's own iterator, which autotunes. Each is read alone, and
+beside a step whose matrix product takes about as long as a batch. Each side has its own process:
+in one process, datasets that fill their buffers would disturb the measured one.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,17 +36,17 @@ def files() -> list[bytes]:
 
 
 def decode(file: tf.Tensor) -> tf.Tensor:
-    """Returns an image, as classifiers are given it."""
+    """Returns a decoded image, preprocessed as for a classifier."""
     image = tf.image.random_flip_left_right(tf.io.decode_jpeg(file, channels=3))
     return tf.image.resize(image, [128, 128]) / 255.0
 
 
 def make_dataset(images: list[bytes], calls: int = tf.data.AUTOTUNE) -> tf.data.Dataset:
-    """Returns batches, for ever.
+    """Returns an endless dataset of batches.
 
     Args:
-      images: encoded.
-      calls: images that are decoded at a time.
+      images: encoded images.
+      calls: number of images that are decoded in parallel.
     """
     dataset = tf.data.Dataset.from_tensor_slices(images).repeat().shuffle(FILES)
     dataset = dataset.map(decode, num_parallel_calls=calls)
@@ -110,7 +109,7 @@ def side(step: Callable[[], object]) -> harness.Side:
 
 
 def main() -> None:
-    """Measures all ways to read, alone and beside work, or is the process of one."""
+    """Measures all sides, alone and beside work, or serves one in this process."""
     parser = harness.parser("inputs", __doc__)
     parser.add_argument("--side", choices=list(SIDES), help="be the process of this side")
     parser.add_argument("--work", action="store_true", help="with a matrix product in the step")
@@ -123,7 +122,7 @@ def main() -> None:
         commands = {name + suffix: [["bench.inputs", "--side", name, *flags]] for name in SIDES}
         peer = PLAIN + suffix
         with processes.groups(commands) as sides:
-            # The rounds before let the tuner settle.
+            # The warm-up rounds let the tuner settle.
             samples = harness.measure(sides, options.rounds, warm_up=2)
             report.add(samples, {name: peer for name in sides if name != peer})
     report.write()

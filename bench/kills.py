@@ -1,11 +1,11 @@
-"""Kills each role of a run with SIGKILL, in turn, and times how long the run takes to go on.
+"""Kills each role of a run with SIGKILL, in turn, and measures how long the run takes to recover.
 
-    python bench/kills.py                                   # processes, then a Ray of its own
+    python bench/kills.py                                   # processes, then its own Ray
     python bench/kills.py --launch processes --replicas multi_worker:2
 
 It runs the real command on `cartpole:swingup`, without evaluations. The table has the seconds from
-a kill until the dead role is up again (its node is constructed, and says so), and until the run has
-recovered: the role is up, environment steps have grown, and learner steps have grown past the value
+a kill until the dead role is up again (the log reports that its node is constructed), and until the
+run has recovered: the role is up, and environment steps and learner steps exceed their values
 before the kill. At the end the run is stopped with SIGTERM, and none of its processes may be left.
 """
 
@@ -40,12 +40,12 @@ def wait(run: Run, what: str, done: Callable[[], bool]) -> float:
 
 
 def times_up_again(run: Run, name: str) -> int:
-    """How often a node has come back."""
+    """Returns how often a node has been restarted."""
     return run.log.read_text(errors="replace").count(f"{name} is up again")
 
 
 def stop(run: Run) -> tuple[float, int]:
-    """Ends it with SIGTERM; returns the seconds, and how many processes are left behind."""
+    """Stops a run with SIGTERM; returns the seconds it took, and how many processes are left."""
     family = run.process.children(recursive=True)
     started = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
@@ -56,7 +56,7 @@ def stop(run: Run) -> tuple[float, int]:
 
 
 def measure(arguments: argparse.Namespace, launch: str, folder: pathlib.Path) -> list[str]:
-    """Rows of the table for one engine."""
+    """Returns the rows of the table for one launch engine."""
     words = ["--actors", str(arguments.actors), "--replicas", arguments.replicas]
     words += ["--caches", str(arguments.caches), "--checkpoint-seconds", "10"]
     folder.mkdir()
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, launch: str, folder: pathlib.Path) ->
 
 def _measure(run: Run, arguments: argparse.Namespace, launch: str) -> list[str]:
     rows = []
-    # So that each role has something to lose, and a checkpoint to come back from.
+    # So that each role has something to lose, and a checkpoint to restore.
     wait(run, "the first learner step", lambda: run.progress()[1] > 0)
     wait(run, "a checkpoint", lambda: run.num_checkpoints() > 0)
     for role in arguments.roles or ROLES:

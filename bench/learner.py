@@ -1,13 +1,13 @@
-"""The learners' steps on a stored batch, against the same maths in a plain `tf.function`.
+"""Learner steps on a stored batch, against the same maths in a plain `tf.function`.
 
     python -m bench.learner
 
 D4PG from state: Acme's networks (256-256-256 and 512-512-256) and settings, batch 256, float32,
-uniform replay. "Acme's maths" is what its D4PG learner for TensorFlow computes, written anew here,
-because its losses and networks do not import beside this stack: the categorical projection by its
-triangular kernel, one persistent tape, clipped gradients, Sonnet's Adam, one step a call. TD3: the
-default networks (256-256), against the same algorithm, likewise one step a call. Our sides also
-compute the metrics that a run writes. "bfloat16" is `--agent.precision bfloat16`.
+uniform replay. "Acme's maths" is what its D4PG learner for TensorFlow computes, reimplemented here,
+because its losses and networks cannot be imported with this stack: the categorical projection with
+its triangular kernel, one persistent tape, clipped gradients, Sonnet's Adam, one step per call.
+TD3: the default networks (256-256), against the same algorithm, also with one step per call. Our
+sides also compute the metrics that a run writes. "bfloat16" is `--agent.precision bfloat16`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from agents.td3.config import TD3Config
 from bench import harness
 
 OBSERVATION, ACTION, BATCH = 17, 6, 256  # cheetah:run.
-STEPS = 32  # Of a sample, unless --steps says otherwise.
+STEPS = 32  # Per sample; --steps overrides it.
 VALUE, ATOMS = 150.0, 51
 TARGET_PERIOD, DELAY, TAU = 100, 2, 0.01
 SPEC = specs.EnvironmentSpec(
@@ -78,7 +78,7 @@ def make_sample() -> Sample:
 def ours(
     agent: OffPolicyAgent, sample: Sample, steps_per_call: int, where: str = "single_device"
 ) -> Callable[[], object]:
-    """Returns one call of this project's learner."""
+    """Returns a function that makes one call of this project's learner."""
     replicator = rr.make(where)
     with replicator.scope():
         module = agent.make_module(replicator, 100_000)
@@ -94,7 +94,7 @@ def ours(
 
 
 def in_bfloat16(agent: OffPolicyAgent) -> OffPolicyAgent:
-    """Returns the agent whose wide layers compute in bfloat16."""
+    """Returns the agent with wide layers that compute in bfloat16."""
     config = dataclasses.replace(agent.config, precision="bfloat16")
     return type(agent)(config, agent.environment_spec)
 
@@ -126,7 +126,7 @@ def policy_and_critics(
 
 
 def acme_d4pg(sample: Sample) -> Callable[[], object]:
-    """Returns one step of D4PG as Acme's learner computes it."""
+    """Returns a function that takes one step of D4PG as Acme's learner computes it."""
     config = D4PG_CONFIG
     sizes = (config.policy_layers, config.critic_layers, ATOMS, 1)
     policy, (critic,), policy_variables, critic_variables = policy_and_critics(*sizes)
@@ -185,7 +185,7 @@ def acme_d4pg(sample: Sample) -> Callable[[], object]:
 
 
 def plain_td3(sample: Sample) -> Callable[[], object]:
-    """Returns one step of TD3."""
+    """Returns a function that takes one step of TD3."""
     config = TD3_CONFIG
     sizes = (config.policy_layers, config.critic_layers, 1, 2)
     policy, critics, policy_variables, critic_variables = policy_and_critics(*sizes)

@@ -1,11 +1,11 @@
-"""What a learner step spends its time on, operation by operation, by TensorFlow's profiler.
+"""The time of each kind of operation in a learner step, from TensorFlow's profiler.
 
     python -m bench.learner_profile
 
-The sides of `bench.learner` with D4PG that are not compiled by XLA. A figure is the time of the
-operations of one kind in a learner step, in milliseconds; operations may run at the same time in
-two threads, so that they add up to more than the step takes by the clock. The profiler itself takes
-time in each operation.
+The sides are those of `bench.learner` with D4PG, except for 1 step a call and XLA. A figure is the
+time of the operations of one kind in a learner step, in milliseconds. Operations may run at the
+same time in two threads, so they may add up to more than the wall-clock time of the step. The
+profiler itself takes time in each operation.
 """
 
 import collections
@@ -21,7 +21,7 @@ from agents.d4pg.agent import D4PG
 from bench import harness, learner
 
 _CLOCK = harness.Unit("ms by the clock", more_is_better=False)
-# Part of an operation's type -> what tables call it. The first one that fits counts.
+# Part of an operation's type -> its name in tables. The first match counts.
 _KINDS = {
     "MatMul": "products",
     "Cast": "conversions",
@@ -59,7 +59,7 @@ def profiled(call: Callable[[], object], num_steps: int) -> harness.Side:
             found[unit] = 1e3 * seconds_by_kind[kind] / learner.STEPS
         return found
 
-    for _ in range(3):  # Without the compilation of the step.
+    for _ in range(3):  # Excludes the compilation of the step.
         call()
     return sample
 
@@ -73,7 +73,7 @@ def _by_kind(path: Path) -> collections.Counter[str]:
     for line in host.lines:
         for event in line.events:
             metadata = host.event_metadata[event.metadata_id]
-            operation = metadata.display_name  # Empty for all that is no operation.
+            operation = metadata.display_name  # Empty for other events.
             if operation and not operation.endswith(_CONTAINERS):
                 kind = next((k for part, k in _KINDS.items() if part in operation), _REST)
                 seconds[kind] += event.duration_ps / 1e12

@@ -2,11 +2,11 @@
 
     python -m bench.learner_program
 
-All sides run in one process, with the defaults of `rl-replicator train d4pg`. "step" takes one
-stored batch again and again; "step, sampling" takes batches from a table whose limiter never
-blocks; "learner" publishes weights too; "program" does all of that while an actor explores and
-inserts, held by the limiter. A limiter also holds that actor while the others are measured.
-"1 transition an item" is with `--agent.replay.transitions-per-item 1`.
+All sides run in one process, with the defaults of `rl-replicator train d4pg`. "step" uses one
+stored batch repeatedly; "step, sampling" takes batches from a table whose limiter never blocks;
+"learner" also publishes weights; "program" does all of that while an actor explores and inserts,
+throttled by the limiter. The limiter also blocks that actor while other sides are measured.
+"1 transition an item" uses `--agent.replay.transitions-per-item 1`.
 """
 
 import sys
@@ -72,7 +72,7 @@ class Bench:
         return f"localhost:{server.port}"
 
     def act(self, agent: D4PG, address: str, source: Any, steps: int | None) -> None:
-        """Explores; `steps` None: until the benchmark is over."""
+        """Explores for `steps` steps; None: until the benchmark is over."""
 
         def on_wait(seconds: float) -> None:
             if self.over.is_set():
@@ -98,7 +98,7 @@ class Bench:
         return ReplayLearner(module, self.replicator, input_fn, priorities=None, steps_per_call=16)
 
     def sides(self) -> dict[str, Callable[[], None]]:
-        """Returns one call of the learner on each side, by name."""
+        """Returns a function for each side that makes one call of its learner, by name."""
         demand = LearnerDemand(self.config.global_batch_size, self.config.steps_per_call, 1)
         sides: dict[str, Callable[[], None]] = {}
         for agent, how in ((self.agent, ""), (self.single, ", 1 transition an item")):
@@ -151,7 +151,7 @@ def main() -> None:
         timed = harness.clocked(harness.repeated(call, options.calls), steps, "learner steps")
 
         def sample():
-            call()  # What the side before has prefetched is over after this call.
+            call()  # The previous side stops prefetching during this call.
             return timed()
 
         return sample

@@ -1,9 +1,9 @@
-"""Installs the peers of bench/peers.txt into build/peers, beside the project's environment.
+"""Installs the peers of bench/peers.txt into build/peers, outside the project's environment.
 
     python -m bench.peers
 
-The folder is made once for each version of bench/peers.txt. It holds no dependencies of the peers:
-what they share with the project, such as NumPy, they take from it.
+The folder is made once for each version of bench/peers.txt. It does not contain the peers'
+dependencies: they use the project's packages, such as NumPy.
 """
 
 from __future__ import annotations

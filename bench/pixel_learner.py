@@ -2,13 +2,13 @@
 
     python -m bench.pixel_learner
 
-D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a limit, so
-that the learner is as fast as it can be. "waited" is the share of the time in which the learner's
-queue of batches was empty as a step began. "encoders alone" is the least that a step must do: one
-encoder forward and back, the other forward, on frames that are ready. "input" sides are batches
-that nobody uses, with items of several transitions and of one, at our default and at DrQ-v2's size.
-"actor" sides are the parts of an actor's loop, every part measured by itself. Where there is one
-GPU, XLA stands in the place of the second replica.
+D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a rate limit,
+so that the learner runs at full speed. "waited" is the share of the time for which the learner had
+to wait for batches before its steps. "encoders alone" is the minimum work of a step: one encoder
+forward and backward, the other forward, on frames in memory. "input" sides only draw batches, with
+items of several transitions and of one, at our default size and at DrQ-v2's. "actor" sides are the
+parts of an actor's loop, each measured separately. On a machine with one GPU, XLA replaces the
+second replica.
 """
 
 import contextlib
@@ -37,20 +37,20 @@ from environments import PixelConfig
 from environments.engines.batch import EnvironmentsInTurn
 
 FILL, CALLS, REPEATS, BATCHES = 1_000, 10, 20, 64
-# More batches than an input draws ahead.
+# More batches than an input prefetches.
 READY = 32
 WAITED = harness.Unit("share of the time waited", more_is_better=False)
 
 
 class Weights:
-    """Stands where actors ask a learner."""
+    """Serves a learner's variables to actors."""
 
     def __init__(self, learner):
         self.get_variables = learner.get_variables
 
 
 def serve(agent):
-    """A server of the agent's table without a limiter, and its address."""
+    """Starts a server of the agent's table without a limiter; returns it and its address."""
     (table,) = agent.make_tables(1)
     free = reverb.Table(
         name=table.name,
@@ -65,7 +65,7 @@ def serve(agent):
 
 
 def fill(agent, task, address):
-    """Stores episodes under random actions."""
+    """Stores episodes of random actions."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     environment, random = task.make(seed=1), np.random.default_rng(1)
     timestep, added = environment.reset(), 0
@@ -81,7 +81,7 @@ def fill(agent, task, address):
 
 
 def act(agent, learner, task, address, stop):
-    """An actor in a thread, as in a run."""
+    """Runs an actor, as in a run, until `stop` is set."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     context = ExplorationContext(np.random.default_rng(0))
     actor = agent.make_actor(Weights(learner), [adder], [context])
@@ -91,7 +91,7 @@ def act(agent, learner, task, address, stop):
 
 
 def learner_side(learner) -> harness.Side:
-    """Returns some steps of a learner with one step a call."""
+    """Returns a side: steps of a learner, one per call."""
 
     def sample() -> Mapping[harness.Unit, float]:
         waited = 0.0
@@ -113,7 +113,7 @@ def learner_side(learner) -> harness.Side:
 
 
 def encoders_side(agent) -> harness.Side:
-    """Returns the convolutions of a step."""
+    """Returns a side: the encoders of a step."""
     batch, layout = agent.config.global_batch_size, agent.layout
     shape = [batch, layout.stack, *layout.frame_shape]
     frames = tf.cast(tf.random.uniform(shape, 0, 256, tf.int32), tf.uint8)
@@ -134,7 +134,7 @@ def encoders_side(agent) -> harness.Side:
 
 @contextlib.contextmanager
 def actor_beside(agent, learner, task, address) -> Iterator[None]:
-    """Runs an actor while the context lasts."""
+    """Runs an actor in a thread for the duration of a `with` block."""
     stop = threading.Event()
     thread = threading.Thread(target=act, args=(agent, learner, task, address, stop))
     thread.start()
@@ -146,7 +146,7 @@ def actor_beside(agent, learner, task, address) -> Iterator[None]:
 
 
 def input_side(stack: contextlib.ExitStack, name: str, config: PixelD4PGConfig, size: int):
-    """Returns batches of a table of its own: frames of `size` pixels, items as `config` says."""
+    """Returns a side: batches of its own table, with frames of `size` pixels."""
     task = Task(name, PixelConfig(size, size))
     agent = D4PG(config, task.spec())
     server, address = serve(agent)
@@ -169,7 +169,7 @@ def input_side(stack: contextlib.ExitStack, name: str, config: PixelD4PGConfig, 
 
 
 def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Side]:
-    """Returns the inputs of learners that do nothing; their servers stop with `stack`."""
+    """Returns sides that only read a learner's input; their servers stop with `stack`."""
     sides = {}
     for batch, size in ((128, 64), (256, 84)):
         for length in (8, 1):
@@ -183,7 +183,7 @@ def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Sid
 
 
 def actor_sides(agent, learner, task, address) -> dict[str, harness.Side]:
-    """Returns the parts of an actor's loop."""
+    """Returns sides: the parts of an actor's loop."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     policy = agent.make_evaluator(Weights(learner))
     environment = task.make(seed=3)
@@ -216,7 +216,7 @@ def main() -> None:
     share_processors()  # Before TensorFlow's threads start.
     rr.split_cpu(2)
     task = Task(options.task, PixelConfig())
-    # One step a call, so that the wait before a call is the wait of that step.
+    # One step per call, so that the wait before a call is the wait of that step.
     config = PixelD4PGConfig(precision=options.precision, steps_per_call=1)
     config = at_repeat(config, task.action_repeat)
     agent = D4PG(config, task.spec())

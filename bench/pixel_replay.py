@@ -1,15 +1,15 @@
-"""Frames that are stored once against stacked frames in an n-step adder.
+"""Storing every frame once against storing stacked frames, in an n-step adder.
 
     python -m bench.pixel_replay
 
-Every form stores the same recorded episode again and again, in a Reverb server in a process of its
-own. Bytes are the growth of that process's memory while transitions are inserted. The form "Acme's"
-stores as its `NStepTransitionAdder` (0.2.4) does behind a frame-stacking wrapper: stacked
+Every form stores the same recorded episode repeatedly, in a Reverb server in its own process. Bytes
+are the growth of that process's memory while transitions are inserted. The form "Acme's" stores
+data as Acme's `NStepTransitionAdder` (0.2.4) does behind a frame-stacking wrapper: stacked
 observations and single steps in columns, in chunks of the length that Reverb chooses, and items
-that refer to two stacks. It is made anew here, from Reverb's interface, since Acme's adders import
-jax. Ours stores every frame once, in chunks of several lengths, with one transition or several in
-an item. Sampling ends where the learner's step begins: with stacks in Acme's form, and with the
-frames of each stack in ours, which the step puts together.
+that refer to two stacks. It is reimplemented here on Reverb's interface, because Acme's adders
+import jax. Ours stores every frame once, in chunks of several lengths, with one transition or
+several in an item. Sampling ends where the learner's step begins: with stacks in Acme's form, and
+in ours with the frames of each stack, which the step assembles.
 """
 
 import collections
@@ -29,7 +29,7 @@ from bench import harness, processes
 
 STACK, N_STEP, DISCOUNT, BATCH = 3, 3, 0.99, 128
 TRANSITIONS, BATCHES = 1_000, 64
-# More batches than an input draws ahead.
+# More batches than an input prefetches.
 READY = 32
 BYTES = harness.Unit("bytes a transition", more_is_better=False)
 ACME = "Acme's"
@@ -38,7 +38,7 @@ OURS = ((1, 1), (4, 1), (8, 1), (1, 8), (4, 8), (8, 8), (4, 16))
 
 
 def record(task, size):
-    """One episode under random actions: the spec, and (time step, action) pairs."""
+    """Records an episode of random actions; returns the spec and (time step, action) pairs."""
     pixels = environments.PixelConfig(size, size, action_repeat=4, render="fast")
     environment = environments.make(task, seed=1, pixels=pixels)
     random = np.random.default_rng(1)
@@ -50,7 +50,7 @@ def record(task, size):
 
 
 def memory():
-    """Returns the memory of this process."""
+    """Returns the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -99,7 +99,7 @@ class Acme:
 
     def __init__(self, spec):
         height, width, channels = spec.observations.shape
-        self._last = -1  # Where the newest observation of the last item is in the history.
+        self._last = -1  # Index of the last item's newest observation in the history.
         stacked = tf.TensorSpec([height, width, channels * STACK], tf.uint8)
         scalar = tf.TensorSpec([], tf.float32)
         self.signature = {
@@ -186,7 +186,7 @@ def make_side(form, steps) -> harness.Side:
 
 
 def main() -> None:
-    """Measures all forms, or is the process of one."""
+    """Measures all forms, or serves one in this process."""
     parser = harness.parser("pixel_replay", __doc__)
     parser.add_argument("--task", default="cartpole:swingup")
     parser.add_argument("--size", type=int, default=84)

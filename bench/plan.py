@@ -1,12 +1,12 @@
-"""What `rl-replicator plan` predicts for short runs on this machine, beside what they do.
+"""Compares the predictions of `rl-replicator plan` with short runs on this machine.
 
     python -m bench.plan
 
-Prints, and appends to the runs in bench/results/plan.json. The parts are measured first, and again
-after every four runs; each run is compared with the prediction from the newest ones. A run is
-measured from one of its first learner reports on, by its `metrics/learner.csv`. On a machine that
-does other work the model gets the processors that this work has left during the run, as /proc/stat
-has them; how much that was is printed.
+Prints the comparisons, and appends them to the runs in bench/results/plan.json. The parts are
+measured first, and again after every four runs; each run is compared with the prediction from the
+newest measurement. A run's speed is read from its `metrics/learner.csv`, from one of its first
+learner reports on. If the machine does other work, the model gets only the processors that this
+work left free during the run, according to /proc/stat; their number is printed.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from rl_replicator.cli import options, trainables
 from rl_replicator.runs.metrics import read_metrics
 
 TASK = ["--env", "cheetah:run"]
-# One learner step for each environment step, and one for 64: the learner or the actors are the
-# bottleneck.
+# One learner step per environment step, and one per 64: the bottleneck is the learner and the
+# actors, respectively.
 OFTEN = ["--agent.global-batch-size", "256"]
 SELDOM = [*OFTEN, "--agent.replay.samples-per-insert", "4", "--agent.replay.min-size", "8000"]
 CASES = {
@@ -63,7 +63,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Processors:
-    """Watches what all but a process and its descendants take of the processors."""
+    """Measures the processor use of all processes except one and its descendants."""
 
     def __init__(self, root: int):
         self._root = root
@@ -73,7 +73,7 @@ class Processors:
         self._thread.start()
 
     def free(self, start: float, end: float) -> float:
-        """Ends; returns the processors that others have left between two times."""
+        """Stops measuring; returns the mean number of free processors between two times."""
         self._over.set()
         self._thread.join()
         rates = [rate for moment, rate in self._others if start <= moment <= end]
@@ -92,7 +92,7 @@ class Processors:
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = path.read_text().rpartition(")")[2].split()
-            except OSError:  # It has ended.
+            except OSError:  # The process has ended.
                 continue
             pid = int(path.parent.name)
             parents[pid] = int(fields[1])
@@ -107,7 +107,7 @@ class Processors:
 
 
 def measure_parts(folder: Path, seconds: float) -> Parts:
-    """Measures the parts in a process of its own."""
+    """Measures the parts in a separate process."""
     path = folder / f"{time.time()}.json"
     command = [sys.executable, "-m", "rl_replicator.cli.main", "plan", "d4pg", *TASK]
     command += ["--parts", str(path), "--measure-seconds", str(seconds)]
@@ -126,7 +126,7 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
         free = watched(process, run_dir, seconds)
     finally:
         processes.stop(process)
-    # The first rows fall into the start-up of some nodes.
+    # Some nodes are still starting up during the first rows.
     rows = {name: column[2:] for name, column in read_metrics(run_dir, "learner").items()}
     clock = rows["wall_time"] - rows["wall_time"][0]
     last = int((clock <= seconds).sum()) - 1
@@ -138,7 +138,7 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
 
 
 def watched(process: subprocess.Popen, run_dir: Path, seconds: float) -> float:
-    """Waits until a run has trained for some seconds; returns the processors free meanwhile."""
+    """Waits until a run has trained for `seconds`; returns the processors free meanwhile."""
     watch = Processors(process.pid)
     begun = None
     deadline = time.monotonic() + 10 * seconds + 200

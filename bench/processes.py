@@ -1,7 +1,7 @@
-"""Processes that are measured.
+"""Runs the sides of a benchmark in separate processes.
 
-A side can run in processes of its own, and wait there while others are measured: each runs
-`python -m bench.NAME ...`, makes its side, and calls `serve` with it. `stop` ends a run.
+Each process runs `python -m bench.NAME ...`, makes its side, and calls `serve` with it; it waits
+while other sides are measured. `stop` ends a training run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import psutil
 
 from bench.harness import ROOT, Side, Unit
 
-# Sides wait beside each other: none may take all of a GPU's memory.
+# Several sides share a GPU, so none may take all of its memory.
 _SHARED_GPU = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def serve(side: Side) -> None:
-    """Measures a sample for each line of standard input, until it ends.
+    """Measures a sample for each line of standard input, until end of file.
 
-    Whatever else writes to standard output goes to standard error.
+    All other standard output is redirected to standard error.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -37,14 +37,14 @@ def serve(side: Side) -> None:
 
 
 class Group:
-    """Processes that measure one side together; the figures are those of the first one."""
+    """Processes that measure one side together; the figures are those of the first process."""
 
     def __init__(self, commands: Sequence[Sequence[str]], settings: Sequence[Mapping[str, str]]):
-        """Starts them.
+        """Starts the processes.
 
         Args:
           commands: module of this package and arguments, for each process.
-          settings: environment variables of each process besides those of this one.
+          settings: environment variables of each process, in addition to this process's own.
         """
         self.processes = [
             subprocess.Popen(
@@ -59,12 +59,12 @@ class Group:
         ]
 
     def wait_until_ready(self) -> None:
-        """Waits until all have made their side."""
+        """Waits until all processes have made their side."""
         for process in self.processes:
             self._read(process)
 
     def sample(self) -> Mapping[Unit, float]:
-        """Measures one sample: a side."""
+        """Measures one sample. This method is a `Side`."""
         for process in self.processes:
             assert process.stdin is not None
             print("sample", file=process.stdin, flush=True)
@@ -72,7 +72,7 @@ class Group:
         return {Unit(name, more): figure for name, more, figure in answers[0]}
 
     def close(self) -> None:
-        """Ends them."""
+        """Kills the processes."""
         for process in self.processes:
             process.kill()  # Workers of tf.distribute ignore SIGTERM; there is nothing to save.
         for process in self.processes:
@@ -95,15 +95,15 @@ def groups(
     """Yields a side for each group of processes, once all are ready; ends them afterwards.
 
     Args:
-      commands: by the side's name; see `Group`.
-      settings: by the side's name; see `Group`. Default: none.
+      commands: see `Group`; by the side's name.
+      settings: see `Group`; by the side's name. Default: none.
     """
     started: dict[str, Group] = {}
     try:
         for name, words in commands.items():
             group = Group(words, (settings or {}).get(name) or [{}] * len(words))
             started[name] = group
-            group.wait_until_ready()  # One after the other: each takes all processors to start.
+            group.wait_until_ready()  # In turn: starting takes all processors.
         yield {name: group.sample for name, group in started.items()}
     finally:
         for group in started.values():
@@ -111,14 +111,14 @@ def groups(
 
 
 def free_address() -> str:
-    """Returns an address of this machine with a port that is free now."""
+    """Returns an address of this machine with a currently free port."""
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def stop(process: subprocess.Popen) -> None:
-    """Stops a run as a user does, and kills what is left of it after a minute."""
+    """Stops a run with SIGTERM, kills it after a minute, and then kills any remaining children."""
     children = (
         psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     )

@@ -1,4 +1,4 @@
-"""The programs that `faults.py` and `kills.py` damage: real commands, for two cores."""
+"""The programs that `faults.py` and `kills.py` damage: real commands, sized for two cores."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Program:
     """A command that trains, and how to read its progress.
 
     Attributes:
-      steps: that it is asked for at first: more than it ever takes.
-      more: steps after the last fault, to its regular end.
-      table: of the metrics that grows while it trains.
-      columns: of the table that must all grow; the last one counts learner steps.
-      words: of the command, without steps and run directory.
+      steps: number of steps requested at first, more than it ever takes.
+      more: number of steps after the last fault, to its regular end.
+      table: name of the metrics table that grows while it trains.
+      columns: columns of the table that must all grow; the last one counts learner steps.
+      words: words of the command, without steps and run directory.
     """
 
     steps: int
@@ -41,12 +41,12 @@ class Program:
     words: Sequence[str]
 
     def command(self, run_dir: pathlib.Path, folder: pathlib.Path, steps: int) -> list[str]:
-        """The command.
+        """Returns the command.
 
         Args:
-          run_dir: of the run.
-          folder: for its data.
-          steps: that it takes in all.
+          run_dir: directory of the run.
+          folder: folder for its data.
+          steps: total number of steps.
         """
         words = [*self.words, "--run-dir", str(run_dir)]
         if "resnet" not in words:
@@ -63,10 +63,10 @@ class Program:
                 row = list(csv.DictReader(file))[-1]
             return tuple(int(float(row[column])) for column in self.columns)
         except (FileNotFoundError, IndexError, KeyError, TypeError, ValueError):
-            return (0,) * len(self.columns)  # None yet, or one is being written.
+            return (0,) * len(self.columns)  # No row yet, or an incomplete one.
 
     def taken(self, run_dir: pathlib.Path) -> int:
-        """Steps that the newest checkpoint holds, in the units of `steps`."""
+        """The number of steps in the newest checkpoint, in the unit of `steps`."""
         newest = max((run_dir / "checkpoints").glob("0*_step_*"))
         if len(self.columns) == 1:
             return int(newest.name.rpartition("_")[2])
@@ -109,8 +109,8 @@ def d4pg(*words: str, launch: str = "processes") -> Program:
     """A run of D4PG without evaluations.
 
     Args:
-      words: more of the command.
-      launch: where its nodes run.
+      words: further words of the command.
+      launch: launch engine of its nodes.
     """
     command = [*_TRAIN, "d4pg", "--env", "cartpole:swingup", "--launch", launch, *words]
     return Program(
@@ -125,7 +125,7 @@ def d4pg(*words: str, launch: str = "processes") -> Program:
 PROGRAMS = {
     "actors": d4pg("--actors", "4", *_LIGHT.split()),
     "learners": d4pg("--actors", "2", "--replicas", "multi_worker:2", *_LIGHT.split()),
-    # With the default settings, so that a fault costs what it costs a user.
+    # With the default settings, so that a fault costs as much as for a user.
     "defaults": d4pg("--actors", "4"),
     "job": Program(
         1_000_000,

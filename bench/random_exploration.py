@@ -1,4 +1,4 @@
-"""How often exploration finds a reward before anything is learned, task by task.
+"""Measures how often exploration finds a reward before any learning, for each task.
 
     python -m bench.random_exploration finger:turn_easy reacher:hard --episodes 30
 
@@ -44,7 +44,7 @@ def main() -> None:
     for task in options.tasks:
         print(task)
         for name, config in KINDS.items():
-            # The same starts for all kinds.
+            # The same initial states for all kinds.
             environment = environments.make(task, seed=1)
             explore = make_exploration(config, ExplorationContext(np.random.default_rng(1)))
             returns = [play(environment, explore) for _ in range(options.episodes)]

@@ -1,12 +1,12 @@
-"""Frames and steps of every way to draw, beside plain dm_control.
+"""Frames and steps of every way to render, against plain dm_control.
 
     python -m bench.rendering
 
-`plain dm_control` is `physics.render` as it comes, `exact` the same pixels drawn with a scene that
-is kept; each switch is measured alone, on top of `exact`; `fast` is what `PixelConfig` calls fast.
-"steps" are agent steps of two environment steps and a frame. The last sides are several threads
-with an environment each, together. With --picture: no measurements, but docs/rendering.png, which
-shows both modes.
+`plain dm_control` is unmodified `physics.render`; `exact` renders the same pixels with a scene that
+is reused; each setting is measured alone, on top of `exact`; `fast` is the mode 'fast' of
+`PixelConfig`. "steps" are agent steps of two environment steps and a frame. The last sides are
+several threads together, each with its own environment. With --picture it measures nothing, but
+writes docs/rendering.png, which shows both modes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SETTINGS = {
 
 
 def drawers(task: str, size: int) -> dict[str, Callable[[], object]]:
-    """A function for each way to draw the first state of `task`."""
-    from dm_control import suite  # After `enable`, which has chosen its OpenGL.
+    """Returns a function for each way to render the first state of `task`."""
+    from dm_control import suite  # After `enable`, which chooses its OpenGL.
 
     environment = suite.load(*task.split(":"), task_kwargs={"random": 1})
     environment.reset()
@@ -60,7 +60,7 @@ def drawers(task: str, size: int) -> dict[str, Callable[[], object]]:
 
 
 def stepper(task: str, pixels: environments.PixelConfig | None) -> Callable[[], object]:
-    """Returns one step of an environment."""
+    """Returns a function that takes one step of an environment."""
     environment = environments.make(task, seed=1, pixels=pixels)
     environment.reset()
     action = np.zeros(environment.action_spec().shape, np.float32)
@@ -68,7 +68,7 @@ def stepper(task: str, pixels: environments.PixelConfig | None) -> Callable[[], 
 
 
 def step_sides(task: str) -> dict[str, harness.Side]:
-    """Returns agent steps with a frame, and the same without."""
+    """Returns sides: agent steps with a frame, and without."""
     config = functools.partial(environments.PixelConfig, 84, 84, action_repeat=2)
     calls = {
         "state alone": harness.repeated(stepper(task, None), 2),
@@ -83,7 +83,7 @@ def step_sides(task: str) -> dict[str, harness.Side]:
 
 
 def thread_side(count: int) -> harness.Side:
-    """Returns the steps of several threads together, each with an environment of its own."""
+    """Returns a side: the steps of several threads together, each with its own environment."""
     config = environments.PixelConfig(action_repeat=1, render="fast")
 
     # An environment is made in the thread that draws it: OpenGL contexts belong to threads.
@@ -102,7 +102,7 @@ def thread_side(count: int) -> harness.Side:
 
 
 def write_picture() -> None:
-    """Both modes at 84 x 84 pixels, for each task, enlarged without smoothing."""
+    """Draws both modes at 84 x 84 pixels, for each task, enlarged without smoothing."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,13 +2,13 @@
 
     python -m bench.replay_rows
 
-One server a form, all in this process, so that processor time includes the servers'. Rows are those
-of cheetah:run (17 numbers, 6 actions). The agents' form is one column in items of 8 rows, and
-sampled by priority, items of one row in chunks of 8. "1 row a chunk" stores and sends each row
-alone, "five columns" names each part of a transition. A draw of items of n rows serves n batches.
-Memory is the growth of this process while rows are inserted. "rows of one number" is what an item
-takes whatever it holds. Priorities: those of 16 batches of 256, as a call of the learner writes
-them, through the agents' writer and through Reverb's Python client.
+Each form has a server, all in this process, so that processor time includes the servers'. Rows are
+those of cheetah:run (17 numbers, 6 actions). The agents store one column, in items of 8 rows, or,
+when they sample by priority, in items of one row in chunks of 8. "1 row a chunk" stores and sends
+each row alone, "five columns" has a column for each part of a transition. A draw of items of n rows
+serves n batches. Memory is the growth of this process while rows are inserted. "rows of one number"
+shows the fixed cost of an item. Priorities are written for 16 batches of 256, as in a call of the
+learner, through the agents' writer and through Reverb's Python client.
 """
 
 import os
@@ -31,7 +31,7 @@ AGENTS = "8 rows a chunk"
 
 
 def make_rows(width: int) -> np.ndarray:
-    """Returns rows that share observations as those of an episode do; zeros of another width."""
+    """Returns rows that share observations like those of an episode; zeros for other widths."""
     if width != WIDTH:
         return np.zeros((ROWS, width), np.float32)
     random = np.random.default_rng(0)
@@ -49,9 +49,9 @@ class Form:
         """Starts the server.
 
         Args:
-          chunk_length: rows of a chunk.
-          widths: numbers in each column of a row.
-          item_length: rows of an item.
+          chunk_length: rows per chunk.
+          widths: size of each column of a row.
+          item_length: rows per item.
         """
         self.item_length = item_length
         outer = [item_length] if item_length > 1 else []
@@ -80,7 +80,7 @@ class Form:
         self.batches: Iterator[Any] | None = None
 
     def insert(self) -> None:
-        """Inserts all rows, in the agents' manner."""
+        """Inserts all rows, as the agents do."""
         for i, row in enumerate(self.rows):
             self.writer.append(row)
             if (i + 1) % self.item_length == 0:
@@ -94,13 +94,13 @@ class Form:
         return tf.nest.map_structure(lambda column: column[where], self.writer.history)
 
     def insert_and_weigh(self) -> Mapping[harness.Unit, float]:
-        """Inserts all rows, as a side that also measures memory."""
+        """Inserts all rows. This method is a side that also measures memory."""
         before = resident_bytes()
         figures = harness.clocked(self.insert, ROWS, "rows")()
         return {**figures, BYTES: max(1.0, (resident_bytes() - before) / ROWS)}
 
     def sample(self, count: int = BATCHES):
-        """Samples batches, more for longer items; returns the last one's keys."""
+        """Samples `count` batches of items; returns the keys of the last one."""
         if self.batches is None:
             dataset = reverb.TrajectoryDataset(
                 self.address,
@@ -117,7 +117,7 @@ class Form:
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process."""
+    """Returns the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -19,22 +19,22 @@ import rl_replicator as rr
 from bench import harness, processes
 
 BATCH, FEATURES, LEARNING_RATE = 256, 32, 1e-3
-STEPS, LOOPED = 40, 10  # Steps of a sample; of a call in the sides that loop.
+STEPS, LOOPED = 40, 10  # Steps per sample; steps per call in the sides that loop.
 PLAIN, OURS, RAW = "plain tf.function", "multi_worker, 2 processes", "raw, 2 processes"
 
 
 def dataset(batch_size: int) -> tf.data.Dataset:
-    """Returns batches from memory, for ever."""
+    """Returns an endless dataset of batches from memory."""
     x = np.random.default_rng(0).normal(size=(4 * BATCH, FEATURES)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices(x).batch(batch_size).cache().repeat().prefetch(4)
 
 
 def make_step(optimizer, replicas: int = 1):
-    """Returns a step of an optimizer of this project, or of Keras'.
+    """Returns a training step with an optimizer of this project or of Keras.
 
     Args:
       optimizer: for the model's variables.
-      replicas: divides the gradients where the optimizer sums them.
+      replicas: divides the loss, for strategies that sum gradients over the replicas.
     """
     model = snt.nets.MLP([256, 256, 256, 1])
     model(tf.zeros([1, FEATURES]))
@@ -69,14 +69,14 @@ def looped(one, count: int | None):
 
 
 def plain(count: int | None):
-    """A `tf.function` with the iterator inside."""
+    """Returns a `tf.function` with the iterator inside."""
     step_fn = make_step(tf.keras.optimizers.legacy.Adam(LEARNING_RATE))
     iterator = iter(dataset(BATCH))
     return looped(lambda: step_fn(next(iterator)), count)
 
 
 def raw(strategy: tf.distribute.Strategy, count: int | None):
-    """A distributed dataset, and a loop around `strategy.run`."""
+    """Returns a `tf.function` of `strategy.run` on a distributed dataset."""
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         step_fn = make_step(tf.keras.optimizers.legacy.Adam(LEARNING_RATE), replicas)
@@ -90,13 +90,13 @@ def raw(strategy: tf.distribute.Strategy, count: int | None):
 
 
 def mirrored(replicas: int, count: int | None):
-    """Raw code on some devices."""
+    """Returns raw code on `replicas` CPU devices."""
     devices = [f"/cpu:{i}" for i in range(replicas)]
     return raw(tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()), count)
 
 
 def ours(replicator: rr.Replicator, count: int | None):
-    """This project's step."""
+    """Returns this project's step."""
     with replicator.scope():
         step_fn = make_step(replicator.wrap_optimizer(rr.optimizers.Adam(LEARNING_RATE)))
     inputs = replicator.make_inputs(lambda context: dataset(context.per_replica_batch_size(BATCH)))
@@ -124,7 +124,7 @@ def one_process() -> tuple[dict[str, harness.Side], dict[str, str]]:
 
 
 def work(kind: str) -> None:
-    """Is one of two workers."""
+    """Runs one of two workers."""
     if kind == OURS:
         step = ours(rr.make("multi_worker"), None)
     else:

@@ -2,10 +2,10 @@
 
     python -m bench.rpc
 
-Both servers are processes of this machine, over TCP. Servers differ from start to start by more
-than from one another, so three pairs of them are measured, and each gives all rounds. Raw gRPC
-sends 10 MB that lie ready as bytes, or an array that it has to turn into bytes, as ours does. The
-last sides call a service in a thread of this process.
+Both servers are processes of this machine, reached over TCP. A server's speed varies more from
+start to start than between the two kinds, so three pairs of servers are measured, each in all
+rounds. Raw gRPC sends 10 MB of prepared bytes, or an array that it must convert to bytes, as ours
+does. The last sides call a service in a thread of this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import launchpad as lp
 from bench import harness
 
-_SECONDS = 0.3  # Of a sample.
+_SECONDS = 0.3  # Duration of a sample.
 _NUM_PAIRS = 3
 _FETCH_BYTES = 10_000_000
 _CALLS = harness.Unit("calls/s")
@@ -84,7 +84,7 @@ def _side(call: Callable[[], object]) -> harness.Side:
 
 
 def _measure_pair(program: lp.Program, handle: lp.CourierHandle, rounds: int) -> harness.Samples:
-    """Returns the samples of one server of ours and one raw server."""
+    """Returns the samples of one of our servers and one raw server."""
     with _raw_channel() as channel:
         manager = lp.launch(program, "test_mp")
         client = manager.resolve(handle)

@@ -1,12 +1,12 @@
-"""Runs a command for a time, and records what all its processes hold: threads, files, memory.
+"""Runs a command for a while, and records threads, files and memory of all its processes.
 
     python -m bench.soak --minutes 60 --out resnet_two_workers -- COMMAND ...
 
-Follows the command and every process that it starts, directly or not. Writes a row for each of
-them every ten seconds to `bench/results/soak_NAME.csv`, then a plot beside it, and prints for each
-process what it held after a tenth of the time, when all is warm, and at the end. The command is
-ended with SIGTERM when the time is over. The status is 1 if the command ended before, or if a
-process grew.
+Follows the command and all its descendants. Writes a row for each process every ten seconds to
+`bench/results/soak_NAME.csv`, then a plot beside it. For each process that lived for at least half
+of the time, it prints the figures after a tenth of its life, when it has warmed up, and at the end.
+The command is ended with SIGTERM when the time is over. The exit status is 1 if the command ended
+early, or if a process grew.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import psutil
 from bench.harness import RESULTS
 from bench.processes import stop
 
-# What a process may gain after its first tenth: caches that fill, thread pools that start late.
+# What a process may gain after the first tenth, as caches fill and thread pools start late.
 MOST_THREADS = 20
 MOST_FILES = 20
 MOST_MEGABYTES = 100
@@ -34,12 +34,12 @@ MOST_MEGABYTES = 100
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one process holds at one moment.
+    """The resources of one process at one moment.
 
     Attributes:
       seconds: since the start of the command.
       process: name and process id.
-      threads: how many.
+      threads: number of threads.
       files: open file descriptors, sockets included.
       megabytes: resident memory.
     """
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples")
     parser.add_argument("command", nargs="+", help="what to run, after --")
     options = parser.parse_args(argv)
-    # Without a handler SIGTERM would end this process and leave the command running.
+    # Without a handler, SIGTERM would end this process and leave the command running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     RESULTS.mkdir(exist_ok=True)
     table = RESULTS / f"soak_{options.out}.csv"
@@ -102,7 +102,7 @@ def record(
 
 
 def summary(samples: Sequence[Sample]) -> list[str]:
-    """A line for each process that lived for at least half of the time."""
+    """Returns a line for each process that lived for at least half of the time."""
     lines = []
     for name, its in _lasting(samples).items():
         duration = its[-1].seconds - its[0].seconds
@@ -158,18 +158,18 @@ def _samples(root: psutil.Process, seconds: float) -> Iterable[Sample]:
                     process.num_fds(),
                     round(process.memory_info().rss / 1e6, 1),
                 )
-        except psutil.Error:  # It has ended in the meantime.
+        except psutil.Error:  # The process has ended.
             continue
 
 
 def _name(command: Sequence[str]) -> str:
-    """The first words of a command that are no options or numbers: such as "main.py train"."""
+    """Returns a command's first words without options and numbers, such as "main.py train"."""
     words = [Path(word).name for word in command[1:6] if re.fullmatch(r"[A-Za-z][\w./:]+", word)]
     return " ".join(words[:2]) or Path((command or ["?"])[0]).name
 
 
 def _lasting(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """The samples of each process that lived for at least half of the time."""
+    """Returns the samples of each process that lived for at least half of the time."""
     found: dict[str, list[Sample]] = collections.defaultdict(list)
     for sample in samples:
         found[sample.process].append(sample)

@@ -1,4 +1,4 @@
-"""From the command to the first learner step, and the memory of a run then.
+"""The time from the command to the first learner step, and the memory of a run at that moment.
 
     python -m bench.start_up
 

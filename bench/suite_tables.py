@@ -1,6 +1,6 @@
-"""Tables of the results of suites in Markdown files, made from docs/results/*.csv.
+"""Makes the tables of suites' results in Markdown files from docs/results/*.csv.
 
-A table stands between two comments, of which the first one says what is in it:
+A table stands between two comments, the first of which defines its contents:
 
     <!-- results: dmc14.csv at 100000 500000; pixels.csv -->
     <!-- end of results -->
@@ -29,7 +29,7 @@ _BLOCK = re.compile(
     r"(?P<begin><!-- results: (?P<sources>[^>]*?) -->\n).*?(?P<end><!-- end of results -->)", re.S
 )
 _SOURCE = re.compile(r"(?P<file>[\w.-]+\.csv) at (?P<marks>[\d ]+)")
-# SimbaV2 draws as many samples a step as D4PG by default.
+# SimbaV2 (1) draws as many samples per step as D4PG by default.
 _ANCHORS = ("D4PG", "SimbaV2 (1)", "DrQ-v2", "best known")
 _HEAD = (
     *("task", "seeds", "environment steps", "updates a step", "return", "failed", "clock"),
@@ -38,7 +38,7 @@ _HEAD = (
 
 
 def rewrite(text: str, directory: Path) -> str:
-    """Returns a Markdown text with all its tables of results made anew.
+    """Returns a Markdown text with all its tables of results regenerated.
 
     Args:
       text: the text of the file.
@@ -115,7 +115,7 @@ def _row(task: str, rows: Sequence[ResultRow], steps: int, anchors: Anchors) -> 
     )
 
 
-# What a row does not say about a run.
+# Values that are too common to be named in a row.
 _USUAL = ("state", "d4pg", "default")
 
 

@@ -1,13 +1,13 @@
-"""Supervised learners beside Keras' `fit`: ResNet-50 from JPEG files, and a small network.
+"""Supervised learners against Keras' `fit`: ResNet-50 from JPEG files, and a small network.
 
     python -m bench.supervised
 
-Every side is a process of its own. ResNet-50: 64 x 64 pixels from TFRecords of JPEG files of
-ImageNet's usual sizes, which the bench makes; this project's learner against
+Every side runs in its own process. ResNet-50: 64 x 64 pixels from TFRecords of JPEG files of
+ImageNet's usual sizes, which the benchmark makes; this project's learner against
 `tf.keras.applications.ResNet50` under MirroredStrategy on the usual tf.data pipeline: parse, random
 window, decode, flip, batch. The small network: convolutions on 28 x 28 pixels from memory, a
-compiled Keras model by `learners.from_keras`, 10 steps a call, against `fit` of the same model with
-`steps_per_execution=10`.
+compiled Keras model in `learners.from_keras`, 10 steps per call, against `fit` of the same model
+with `steps_per_execution=10`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SMALL, SMALL_KERAS = "small network", "small network, Keras fit"
 
 
 def resnet(options) -> harness.Side:
-    """Steps of this project's ResNet-50."""
+    """Returns a side: steps of this project's ResNet-50."""
     from rl_replicator.learners.resnet.config import ResNetConfig
     from rl_replicator.learners.resnet.learner import ResNetLearner
 
@@ -58,7 +58,7 @@ def resnet(options) -> harness.Side:
 
 
 def resnet_keras(options) -> harness.Side:
-    """Steps of Keras' ResNet-50."""
+    """Returns a side: steps of Keras' ResNet-50."""
     if options.precision == "bfloat16":
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     files = sorted(map(str, options.data_dir.glob("train-*")))
@@ -88,14 +88,14 @@ class Pauses(tf.keras.callbacks.Callback):
         """Makes a callback.
 
         Args:
-          steps: of a sample.
+          steps: number of steps per sample.
         """
         super().__init__()
         self._steps = steps
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
 
     def take(self) -> None:
-        """Takes the steps of a sample; called from another thread than `fit`."""
+        """Takes the steps of a sample. Call it from a thread other than `fit`'s."""
         self._go.release()
         self._done.acquire()
 
@@ -112,7 +112,7 @@ class Pauses(tf.keras.callbacks.Callback):
 
 
 def fitted(model: tf.keras.Model, dataset: tf.data.Dataset, steps: int, batch: int) -> harness.Side:
-    """Returns a side that goes on with one call of `fit`."""
+    """Returns a side whose samples are steps of one long call of `fit`."""
     pauses = Pauses(steps)
     arguments = {"steps_per_epoch": 1_000_000, "callbacks": [pauses], "verbose": 0}
     threading.Thread(target=model.fit, args=[dataset], kwargs=arguments, daemon=True).start()
@@ -146,7 +146,7 @@ def model_fn(config: SmallConfig) -> tf.keras.Model:
 
 
 def data_fn(config: SmallConfig) -> tf.data.Dataset:
-    """Returns single images of noise."""
+    """Returns unbatched images of noise."""
     del config
     random = np.random.default_rng(0)
     images = random.uniform(size=(2048, 28, 28, 1)).astype(np.float32)
@@ -155,7 +155,7 @@ def data_fn(config: SmallConfig) -> tf.data.Dataset:
 
 
 def small(options) -> harness.Side:
-    """Steps of the small network by this project."""
+    """Returns a side: steps of the small network with this project."""
     del options
     replicator, config = rr.make("single_device"), SmallConfig()
     learner = learners.from_keras(model_fn, data_fn)(replicator, config)
@@ -166,7 +166,7 @@ def small(options) -> harness.Side:
 
 
 def small_keras(options) -> harness.Side:
-    """Steps of the small network by Keras."""
+    """Returns a side: steps of the small network with Keras."""
     del options
     config = SmallConfig()
     dataset = data_fn(config).repeat().batch(SMALL_BATCH, drop_remainder=True)
@@ -200,7 +200,7 @@ def parse(record: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def main() -> None:
-    """Measures all sides, or is the process of one."""
+    """Measures all sides, or serves one in this process."""
     parser = harness.parser("supervised", __doc__)
     parser.add_argument("--data-dir", type=Path, help="TFRecord files; default: makes some")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])

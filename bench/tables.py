@@ -1,20 +1,19 @@
-"""Makes the tables of measured figures in the README and in docs/ from files with results.
+"""Makes the tables of measured figures in the README and in docs/ from result files.
 
     python -m bench.tables
 
-A table of a benchmark, from bench/results/*.json, stands between two comments, of which the first
-one names the benchmark, the units that become columns, and, if not all figures are wanted, patterns
-of their names:
+A table of a benchmark, from bench/results/*.json, stands between two comments, the first of which
+names the benchmark, the units that become columns, and, to select figures, patterns of their names:
 
     <!-- bench: actors; environment steps/s; only actor* | EnvPool* -->
     <!-- end of bench -->
 
-One of faults names the files of bench/faults.py:
+A table of faults names result files of bench/faults.py:
 
     <!-- faults: actors_44 job_43 -->
     <!-- end of faults -->
 
-Those of suites, from docs/results/*.csv, are described in `bench/suite_tables.py`.
+Tables of suites, from docs/results/*.csv, are described in `bench/suite_tables.py`.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _ONLY = "only "
 
 
 def rewrite(text: str, results: Path, link: str) -> str:
-    """Returns a Markdown text with all its tables of measurements made anew.
+    """Returns a Markdown text with all its tables of measurements regenerated.
 
     Args:
-      text: of the file.
+      text: text of the file.
       results: folder of the result files.
       link: path from the Markdown file to that folder.
 
@@ -65,7 +64,7 @@ def _fault_table(names: Sequence[str], results: Path) -> str:
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for name in names:
         for row in json.loads((results / f"faults_{name}.json").read_text())["faults"]:
-            # `SIGKILL to actor/3, 1 of its 1 ports taken`: whichever actor, however many ports.
+            # `SIGKILL to actor/3, 1 of its 1 ports taken`: drops the actor's index and the counts.
             kind = re.sub(r"(\w+)/\d+", r"\1", row["fault"].partition(":")[0])
             kind = re.sub(r"\d+ of its \d+ ports", "its port", kind)
             kinds.setdefault(kind, []).append(row)

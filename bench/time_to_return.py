@@ -1,4 +1,4 @@
-"""Seconds of training until cartpole:swingup has a return of 800.
+"""Seconds of training until cartpole:swingup reaches a return of 800.
 
     python -m bench.time_to_return
 
@@ -23,7 +23,7 @@ from rl_replicator.runs.metrics import read_metrics
 RETURN = 800.0
 SECONDS = harness.Unit("s of training", more_is_better=False)
 STEPS = harness.Unit("environment steps", more_is_better=False)
-# A run that takes so long does not learn.
+# A run that takes longer does not learn.
 DEADLINE = 900.0
 COMMAND = ["train", "d4pg", "--env", "cartpole:swingup", "--steps", "200000", "--no-video"]
 COMMAND += ["--evaluation.every", "2500"]
@@ -32,7 +32,7 @@ PEERS = {"default": "one update a step"}
 
 
 def train(words: list[str], seeds: Iterator[int]) -> Mapping[harness.Unit, float]:
-    """Trains with the next seed until an evaluation has the return."""
+    """Trains with the next seed until an evaluation reaches the return."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "rl_replicator.cli.main", *COMMAND, *words]

@@ -1,17 +1,17 @@
-"""One program on two Ray hosts, made of two network namespaces of this machine.
+"""Runs one program on two Ray hosts, which are two network namespaces of this machine.
 
     sudo .venv/bin/python bench/two_hosts.py kill
     sudo .venv/bin/python bench/two_hosts.py cut
     sudo .venv/bin/python bench/two_hosts.py interrupt 20
     sudo .venv/bin/python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
 
-Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
-both, with token authentication. The launcher runs in the first, and names the cluster by its
-address. It prints where each node ran and from where it imported its code. Then `kill` kills all
-processes of the second host, `cut` makes the link between the hosts lose every packet, and
-`interrupt SECONDS` does so for a while: nothing is closed, and no error is sent. It prints how long
-the program takes to get going again. After `kill` and `cut`, what ran on the second host, the
-learner or actors, must come back on the first, and after `cut` its old processes must end by
+Each namespace has its own address and reaches the other through a veth pair; `ray start` runs in
+both, with token authentication. The launcher runs in the first, and connects to the cluster by its
+address. It prints where the actors run and from where they imported their code. Then `kill` kills
+all processes of the second host, `cut` makes the link between the hosts drop every packet, and
+`interrupt SECONDS` does so for that time: no connection is closed, and no error is sent. It prints
+how long the program takes to recover. After `kill` and `cut`, the nodes of the second host, the
+learner or actors, must be restarted on the first, and after `cut` their old processes must end by
 themselves. `train` runs `rl-replicator train d4pg` with the options that follow, and prints where
 its nodes were.
 """
@@ -37,7 +37,7 @@ _NUM_ACTORS = 4
 _START_SECS = 60.0
 _RECOVERY_SECS = 300.0
 _NOBODY = "02:00:00:00:00:99"
-_MESSAGES_PER_SEC = 17  # Of one actor, which sleeps 0.05 s between two.
+_MESSAGES_PER_SEC = 17  # Of one actor, which sleeps 0.05 s after each.
 
 _PROGRAM = '''
 import threading
@@ -86,7 +86,7 @@ def _make_hosts() -> None:
 
 
 def _end_host(name: str) -> None:
-    """Kills all that runs in a namespace."""
+    """Kills all processes in a namespace."""
     pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=True)
     for pid in pids.stdout.split():
         with contextlib.suppress(ProcessLookupError):
@@ -129,7 +129,7 @@ def _await_hosts(number: int, environment: dict[str, str]) -> None:
 
 
 def _set_link(is_up: bool) -> None:
-    """Lets packets through, or sends all to a hardware address that nobody has."""
+    """Lets packets through, or sends them to a hardware address that no interface has."""
     first, second = HOSTS
     for host, peer in ((first, second), (second, first)):
         if is_up:
@@ -140,8 +140,8 @@ def _set_link(is_up: bool) -> None:
 
 
 def _launch(fault: str, seconds: float) -> None:
-    """The launcher; runs in the first namespace."""
-    import two_hosts_program  # Written by _main, outside what Ray's workers import from.
+    """Launches the program. Called in the first namespace."""
+    import two_hosts_program  # Written by _main; not on the path of Ray's workers.
 
     import launchpad as lp
 
@@ -181,7 +181,7 @@ def _show_hosts(client: Any) -> None:
 
 
 def _lose_second_host(client: Any, fault: str) -> None:
-    """Ends the second host or its link for good, and waits for all nodes to be on the first."""
+    """Kills the second host or cuts its link, and waits until all nodes are on the first."""
     lost = time.monotonic()
     if fault == "kill":
         _end_host("lp-b")
@@ -199,7 +199,7 @@ def _lose_second_host(client: Any, fault: str) -> None:
 
 
 def _interrupt(client: Any, seconds: float) -> None:
-    """Cuts the link for some seconds, and waits until all actors are heard again."""
+    """Cuts the link for some seconds, and waits until all actors send again."""
     print(f"on the second host: {', '.join(_nodes('lp-b'))}")
     _set_link(is_up=False)
     print(f"cut the link for {seconds:g} s", flush=True)
@@ -223,7 +223,7 @@ def _messages(client: Any, hosts: list[str]) -> int:
 
 
 def _count_actors(client: Any, hosts: list[str]) -> int:
-    """Returns how many actors send from these hosts, by the messages of a second."""
+    """Returns how many actors send from these hosts, estimated from one second of messages."""
     import launchpad as lp
 
     try:
@@ -236,7 +236,7 @@ def _count_actors(client: Any, hosts: list[str]) -> int:
 
 
 def _train(environment: dict[str, str], directory: str) -> None:
-    """Trains D4PG on both hosts, to the end of a short run."""
+    """Trains D4PG on both hosts, in a short run."""
     run_dir = pathlib.Path(directory, "run")
     command = ["ip", "netns", "exec", "lp-a", sys.executable, "-m", "rl_replicator.cli.main"]
     command += ["train", "d4pg", "--env", "cartpole:swingup", "--steps", "4000"]
@@ -251,11 +251,11 @@ def _train(environment: dict[str, str], directory: str) -> None:
 
 
 def _nodes(host: str) -> list[str]:
-    """Names of the nodes that run in a namespace: Ray puts them into their processes' titles."""
+    """Returns the names of the nodes in a namespace: Ray puts them into process titles."""
     pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, check=True)
     found = []
     for pid in pids.stdout.decode().split():
-        with contextlib.suppress(OSError):  # Ended meanwhile.
+        with contextlib.suppress(OSError):  # The process has ended.
             title = pathlib.Path("/proc", pid, "cmdline").read_text()
             found += re.findall(r"^ray::.*?((?:counter|replay|learner|actor|evaluator)/\d+)", title)
     return sorted(found)
@@ -273,7 +273,7 @@ def _main() -> None:
     code.joinpath("two_hosts_program.py").write_text(_PROGRAM)
     environment = {
         **os.environ,
-        # For TensorFlow's servers. The namespaces reach nobody else.
+        # For TensorFlow's servers. The namespaces reach no other host.
         "RL_REPLICATOR_OPEN_PORTS": "1" if "multi_worker" in " ".join(words) else "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
