@@ -67,7 +67,7 @@ class DDPGLearner(tf.Module):
 
     @property
     def acting_networks(self):
-        """What actors and the evaluator get: the online networks."""
+        """The networks that actors and the evaluator use: the online ones."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
     def step_fn(self, sample):

@@ -24,14 +24,14 @@ with replicator.strategy.scope():
         ]
     )
     model.compile(tf.keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
-    model.optimizer.build(model.trainable_variables)  # What is restored must exist.
+    model.optimizer.build(model.trainable_variables)  # Required before a restore.
 
-parts = {"model": rr.parts.TrackablePart(model=model)}  # With the optimizer and its slots.
+parts = {"model": rr.parts.TrackablePart(model=model)}  # Includes the optimizer and its slots.
 folder = sys.argv[2] if len(sys.argv) > 2 else None
 if folder and rr.checkpoints.Checkpointer(folder).latest():
     rr.checkpoints.Checkpointer(folder).restore(parts)
 
-data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100)  # Of all replicas together.
+data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100)  # The global batch size.
 first = int(model.optimizer.iterations.numpy()) // 10
 for epoch in range(first + 1, first + 4):
     history = model.fit(data, verbose=0).history

@@ -25,7 +25,7 @@ if sys.argv[1:] == ["single_device"]:
     replicator = rr.make("single_device")
 else:
     # The first wide layer by columns, the second by rows: each device computes with its half of the
-    # hidden units, and one sum over "model" makes the output. The slots are split alike.
+    # hidden units, and one sum over "model" makes the output. The slots are split likewise.
     replicator = rr.MeshReplicator(
         {"data": 2, "model": 2},
         layouts={

@@ -63,7 +63,7 @@ class Spirals(learners.Learner):
             data = tf.data.Dataset.from_tensor_slices(spirals(1000, seed=2))
             return context.shard(data.batch(context.per_replica_batch_size(128)))
 
-        def sums_fn(batch, mask):  # mask: [B], 0 where a short batch was filled up.
+        def sums_fn(batch, mask):  # mask: [B], 0 where a short batch was padded.
             x, y = batch
             right = tf.cast(tf.equal(self._model(x)[:, 0] > 0, y > 0.5), tf.float32)
             return {"right": tf.reduce_sum(mask * right), "examples": tf.reduce_sum(mask)}

@@ -1,4 +1,4 @@
-"""The page of all commands: what `--help` prints for each of them.
+"""Generates the page of all commands, from the output of `--help` for each of them.
 
 A hook of mkdocs.
 """
@@ -15,7 +15,7 @@ PAGE = "reference/commands.md"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page to those of the site."""
+    """Adds the page to the site."""
     files.append(File.generated(config, PAGE, content=page()))
     return files
 

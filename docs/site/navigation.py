@@ -1,6 +1,6 @@
-"""The navigation: every document has a place in it, and `llms.txt` lists it for language models.
+"""Completes the navigation with all documents, and lists them in `llms.txt` for language models.
 
-A hook of mkdocs. Format of the list: llmstxt.org.
+A hook of mkdocs. The format of the list is that of llmstxt.org.
 """
 
 import re
@@ -15,13 +15,13 @@ DEFAULT_SECTION = "How-to"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the documents that mkdocs.yml does not name to the guides, under their own titles."""
+    """Adds the documents that mkdocs.yml does not name to the how-to guides, by their titles."""
     config.nav = complete(config.nav, [path.name for path in sorted((ROOT / "docs").glob("*.md"))])
     return config
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
-    """Keeps the summaries of the pages."""
+    """Stores the page's summary."""
     _SUMMARIES[page.file.src_uri] = (page.title, page.url, summary(page.markdown))
     return output
 
@@ -66,8 +66,8 @@ def index(
     """Returns the list of all pages.
 
     Args:
-      name: of the site.
-      description: of the site, one sentence.
+      name: name of the site.
+      description: description of the site, one sentence.
       nav: sections by title.
       pages: title, address and summary of each page, by its path.
     """

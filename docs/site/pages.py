@@ -1,7 +1,8 @@
-"""Pages of the site from files outside of docs/, and links that work here and on GitHub.
+"""Adds pages from files outside docs/, and makes links work both on the site and on GitHub.
 
-A hook of mkdocs. The Markdown links to files of the repository, as GitHub wants it. Here a link to
-a page leads to that page, and a link to a source file or a folder to a page that shows it.
+A hook of mkdocs. The Markdown links to files of the repository, as GitHub requires. On the site, a
+link to a document leads to its page, and a link to a source file or a folder to a page that shows
+it.
 """
 
 import json
@@ -16,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Documents outside of docs/ and their names in it.
+# Documents outside docs/, and the names of their pages.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -28,12 +29,12 @@ SOURCES = "source"
 _MEDIA = (".gif", ".mp4", ".png", ".svg", ".webp")
 _LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash", ".toml": "toml", ".yaml": "yaml"}
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-_HIDDEN_CODE = re.compile(r"^<!-- python.*?-->\n", re.DOTALL | re.MULTILINE)  # For tests alone.
+_HIDDEN_CODE = re.compile(r"^<!-- python.*?-->\n", re.DOTALL | re.MULTILINE)  # For tests only.
 _HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the documents outside of docs/, the notebooks, and what the documents link to."""
+    """Adds the documents outside docs/, the notebooks, and the files that documents link to."""
     for path, name in ELSEWHERE.items():
         files.append(File.generated(config, name, content=(ROOT / path).read_text()))
     for notebook in sorted(DOCS.glob("*.ipynb")):
@@ -52,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replaces links to files of the repository by links to pages; drops hidden code."""
+    """Replaces links to files of the repository with links to pages; drops hidden code."""
     origins = {name: path for path, name in ELSEWHERE.items()}
     uri = page.file.src_uri
     if uri.startswith(("reference/", f"{SOURCES}/")):
@@ -83,7 +84,7 @@ def targets(document: Path) -> Iterator[Path]:
 
 
 def place(target: Path) -> str:
-    """Returns where a file of the repository is on the site, relative to its root."""
+    """Returns the path of a repository file's page on the site, relative to the site's root."""
     path = target.relative_to(ROOT).as_posix()
     if path in ELSEWHERE:
         return ELSEWHERE[path]
@@ -105,7 +106,7 @@ def source_page(target: Path) -> str:
 
 
 def as_markdown(notebook: Path) -> str:
-    """Returns a notebook as Markdown: its texts, its code, and what the code printed and drew."""
+    """Returns a notebook as Markdown: its texts, its code, and the output of the code."""
     blocks = []
     for cell in json.loads(notebook.read_text())["cells"]:
         text = "".join(cell["source"])
@@ -124,7 +125,7 @@ def as_markdown(notebook: Path) -> str:
 
 
 def _target(document: Path, link: str) -> Path | None:
-    """Returns the file or folder that a link leads to; None if it leads out of the repository."""
+    """Returns the file or folder that a link leads to; None for URLs and missing files."""
     if re.match(r"[a-z]+:", link):
         return None
     target = Path(os.path.normpath(document.parent / link))

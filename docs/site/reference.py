@@ -1,7 +1,7 @@
-"""The pages of the reference: the public names of each public package, from their docstrings.
+"""Generates the pages of the reference: the docstrings of each public package's public names.
 
-A hook of mkdocs. mkdocstrings reads the docstrings without importing anything; what has a table of
-lazy imports is imported here, which is light.
+A hook of mkdocs. mkdocstrings reads the docstrings without importing anything; only packages with a
+table of lazy imports are imported here, which is cheap.
 """
 
 import ast
@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 FOLDER = "reference"
 
-# Page -> modules whose public names it has.
+# Page -> modules whose public names it documents.
 PAGES: Mapping[str, tuple[str, ...]] = {
     "rl_replicator": ("rl_replicator",),
     "collectives": ("rl_replicator.collectives",),
@@ -60,7 +60,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages to those of the site."""
+    """Adds the pages to the site."""
     for name in PAGES:
         files.append(File.generated(config, f"{FOLDER}/{name}.md", content=page(name)))
     return files
@@ -78,7 +78,7 @@ def page(name: str) -> str:
 
 
 def public_names(module: str) -> dict[str, str] | None:
-    """Returns the names of a module's `__all__`, and the path of what each stands for.
+    """Returns the names of a module's `__all__`, and the path of the object that each refers to.
 
     Returns:
       Dotted paths by name; None if the module has no `__all__`.
@@ -139,14 +139,14 @@ def _instruction(path: str, **options: object) -> str:
 
 
 def _package(modules: tuple[str, ...]) -> str:
-    """Returns what the names of modules have in common."""
+    """Returns the package that modules have in common."""
     parts = [module.split(".") for module in modules]
     common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
     return ".".join(common)
 
 
 def _file(module: str) -> Path | None:
-    """Returns the file of a module, None if there is none."""
+    """Returns the file of a module; None if there is none."""
     path = ROOT.joinpath(*module.split("."))
     found = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     return found[0] if found else None
