@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,9 +44,12 @@ def regressions(before: Rows, after: Rows) -> Iterator[str]:
             continue
         else:
             was, now, unit = old, new, ""
-        better = now["median"] / was["median"]
+        higher, lower = now["median"], was["median"]
         if not unit and old["better"] == "less":
-            better = 1 / better
+            higher, lower = lower, higher
+        if higher == lower:  # Both may be 0.
+            continue
+        better = higher / lower if lower else math.inf
         if better < 1 - TOLERANCE:
             is_within = was["least"] <= now["median"] <= was["most"]
             yield (

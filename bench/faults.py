@@ -315,16 +315,16 @@ def main() -> int:
         try:
             _damage(soak, options, schedule, draw)
             goodput = soak.goodput()
-            checks: dict[str, Any] = (
-                finish(run) if soak.rows[-1].recovered_after is not None else {}
-            )
+            has_recovered = all(row.recovered_after is not None for row in soak.rows)
+            checks: dict[str, Any] = finish(run) if has_recovered else {}
         finally:
             for pid in run.left():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     psutil.Process(pid).kill()
             log = run.log.read_text(errors="replace")
     is_good = (
-        all(row.recovered_after is not None and "NOT" not in row.fault for row in soak.rows)
+        has_recovered
+        and all("NOT" not in row.fault for row in soak.rows)
         and checks.get("status at the regular end") == 0
         and checks["steps asked for"] == checks["steps taken"]
         and not checks["processes left"]

@@ -126,6 +126,16 @@ def test_a_change_within_the_spread_or_a_row_that_is_gone_is_named(tmp_path):
     ]
 
 
+def test_a_figure_of_zero_can_be_compared():
+    def rows(median):
+        spread = {"median": median, "least": median, "most": median}
+        return {("calls", "calls"): {"figure": "calls", "better": "less", **spread}}
+
+    assert list(compare.regressions(rows(0.0), rows(0.0))) == []
+    assert list(compare.regressions(rows(2.0), rows(0.0))) == []
+    assert list(compare.regressions(rows(0.0), rows(2.0))) == ["calls [calls]: 0 -> 2, -100%"]
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0, "0"), (2.0, "2"), (0.01234, "0.0123"), (99.96, "100.0"), (1234.5, "1,234")],
