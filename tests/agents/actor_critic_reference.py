@@ -1,7 +1,7 @@
 """Learner steps in NumPy float64, for agents with two critics that predict the expected return.
 
-It shares no code with what it judges. Every derivative is a central finite difference, so no sign
-and no stopped gradient of a learner can hide in it. Weights are `{path: array}`.
+It shares no code with the learners under test. Every derivative is a central finite difference, so
+a wrong sign or a wrongly stopped gradient in a learner shows. Weights are `{path: array}`.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from tests.agents.learner_checks import check_augmentation, check_metrics, check
 
 __all__ = ["Adam", "gradient", "importance", "mlp", "names", "norm", "twin", "update_targets"]
 
-# Transitions of a global batch, and steps of a test.
+# Transitions per global batch, and learner steps per test.
 BATCH, STEPS = 8, 4
 
 
@@ -27,13 +27,13 @@ def check_training(
       replicator_name: such as "multi_device:2".
       agent: makes the learner's module.
       make_reference: makes the reference from the learner's weights, `{path: array}`. Its `step`
-        returns priorities and metrics, `steps` counts them, and `draw`, which is set here, returns
-        the learner's own noise: (shape, stream) -> float32 tensor.
+        returns priorities and metrics, `steps` counts the steps, and `draw`, which is set here,
+        returns the learner's own noise: (shape, stream) -> float32 tensor.
       weights_of: returns the weights of the learner's module.
       is_due: (path, number of the step from 0) -> whether the step trains this variable.
-      local_metrics: names of those whose mean over the replicas is not that of the global batch.
+      local_metrics: names of metrics whose mean over the replicas is not the global batch's.
       rtol: relative tolerance of weights and priorities.
-      atol: absolute tolerance of these and of metrics; an entropy may be next to zero.
+      atol: absolute tolerance of these and of metrics; an entropy may be close to zero.
     """
     tf.random.set_seed(1)  # The module draws the key of its noise.
     replicator = rr.make(replicator_name)
@@ -67,7 +67,7 @@ def check_training(
         np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
         for output in outputs:
             check_metrics(output)
-        # Adam does not depend on the scale of a gradient: losses and norms show it.
+        # Adam's updates do not depend on the gradient's scale, so losses and norms are compared.
         for name, value in metrics.items():
             if len(outputs) == 1 or name not in local_metrics:
                 mean = np.mean([output.metrics[name] for output in outputs])
@@ -75,7 +75,7 @@ def check_training(
         for path, array in weights_of(module).items():
             new, message = reference.weights[path], f"{path} after step {number + 1}"
             np.testing.assert_allclose(array, new, rtol=rtol, atol=atol, err_msg=message)
-            # No two figures are equal because nothing happened.
+            # Rules out that two arrays agree only because no step changed them.
             assert (np.abs(new - before[path]).max() > 5e-4) == is_due(path, number), message
 
 
@@ -114,7 +114,7 @@ def importance(probabilities, table_size, beta):
 
 
 def update_targets(weights, tau):
-    """Every target variable that is there moves by tau towards its online variable."""
+    """Returns the weights with every target variable moved by tau towards its online variable."""
     new = dict(weights)
     for path in weights:
         if path.startswith("target_"):

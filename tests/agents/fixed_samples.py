@@ -1,4 +1,4 @@
-"""Transitions that are the same every time, for learners that are compared."""
+"""Transitions that are the same every time, for comparing learners."""
 
 import numpy as np
 from acme import specs, types
@@ -11,7 +11,7 @@ OBSERVATION, ACTION = 3, 2
 def make_spec(
     observation=OBSERVATION, action=ACTION, rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)
 ):
-    """The spec of an environment with so many numbers as observation and as action."""
+    """The spec of an environment with these sizes of observations and actions."""
     return specs.EnvironmentSpec(
         observations=specs.Array((observation,), np.float32),
         actions=specs.BoundedArray((action,), np.float32, -1.0, 1.0),
@@ -21,7 +21,7 @@ def make_spec(
 
 
 def make_samples(count, min_reward=0.0, max_reward=5.0):
-    """One `Sample` of [count, ...]; keys, probabilities and table sizes differ between rows."""
+    """Makes a `Sample` [count, ...]; keys, probabilities and table sizes differ between rows."""
     random = np.random.default_rng(3)
     return Sample(
         keys=np.arange(100, 100 + count, dtype=np.uint64),

@@ -1,11 +1,11 @@
-"""Torsos with weights that losses do not reach."""
+"""Torsos with weights that receive no gradient."""
 
 import sonnet as snt
 import tensorflow as tf
 
 
 class RandomFeatures(snt.Module):
-    """[B, N] -> [B, sizes[-1]]: sines of a random projection that stays as it is, then a layer."""
+    """[B, N] -> [B, sizes[-1]]: sines of a fixed random projection, then a linear layer."""
 
     def __init__(self, sizes, name):
         super().__init__(name=name)

@@ -1,4 +1,4 @@
-"""What must hold for the learner's module of every actor-critic agent, besides its maths."""
+"""Checks that the learner's module of every actor-critic agent must pass, besides its maths."""
 
 import numpy as np
 import sonnet as snt
@@ -14,7 +14,7 @@ def check_start(module):
     """Asserts that targets are copies, and that all slots exist, so checkpoints can be restored.
 
     Args:
-      module: the learner's, before its first step.
+      module: the learner's module, before its first step.
     """
     not_trained = {module.num_steps.ref()}
     for name, network in module.target._asdict().items():
@@ -31,10 +31,10 @@ def check_start(module):
 
 
 def check_augmentation(make_module):
-    """Asserts that every augmentation draws from a seed of its own.
+    """Asserts that every augmentation has its own seed.
 
-    Neither two runs, two steps, nor the two observations of a step share one; all replicas of a
-    step do.
+    No two runs, no two steps and not even the two observations of a step share a seed; all replicas
+    of a step do.
 
     Args:
       make_module: (replicator, augment) -> the learner's module.
@@ -57,17 +57,17 @@ def check_augmentation(make_module):
         module = make_module(replicator, augment)
         pairs = [(step, stream) for step in range(_STEPS) for stream in (0, 1)]
         drawn.append([tuple(module.step_seed(*pair).numpy()) for pair in pairs])
-        if run == 1:  # A trace takes seconds: of the second run, it is enough what it would draw.
+        if run == 1:  # Tracing takes seconds: the seeds suffice for the second run.
             replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), _STEPS)()
     assert sorted(seeds) == sorted(2 * drawn[0])
     assert len({*drawn[0], *drawn[1]}) == 2 * 2 * _STEPS
 
 
 def check_metrics(output):
-    """Asserts that a replica's step measures its own priorities.
+    """Asserts that a replica's metrics describe its own priorities.
 
     Args:
-      output: of the step on one replica.
+      output: the output of the step on one replica.
     """
     priorities = output.priorities.numpy()
     np.testing.assert_allclose(

@@ -1,7 +1,7 @@
 """The whole system learns, with all of its nodes in processes.
 
-In threads: tests/agents/runs/test_pixel_runs.py. Every agent by itself, from state:
-tests/conformance/test_agents.py.
+tests/agents/runs/test_pixel_runs.py runs them in threads; tests/conformance/test_agents.py trains
+every agent by itself, from state.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Parts of a user's own that are none: one line says what was expected."""
+"""Unusable user-defined parts: one line says what was expected."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def nothing(layer_sizes, name):
 
 
 def function(layer_sizes, name):
-    """The variables of its layer would be found by nobody."""
+    """The variables of its layer could not be found."""
     layer = snt.Linear(layer_sizes[-1])
     return lambda x: layer(x)
 
@@ -84,7 +84,7 @@ def test_an_encoder_that_is_none(encoder, message):
 
 
 class Projection(snt.Module):
-    """A layer on features with random weights, which `keep` stores."""
+    """A layer on random features, whose weights `keep` stores."""
 
     keep = staticmethod(tf.identity)
 
@@ -104,7 +104,7 @@ class KeptProjection(Projection):
 
 
 class DrawnProjection(Projection):
-    """Draws others in every call, on purpose."""
+    """Draws new weights in every call, on purpose."""
 
     keep = staticmethod(lambda weights: None)
 
@@ -114,7 +114,7 @@ class DrawnProjection(Projection):
 
 @snt.allow_empty_variables
 class ProjectedFrames(snt.Module):
-    """An encoder that has nothing to train."""
+    """An encoder without variables."""
 
     def __init__(self, dtype, name):
         super().__init__(name=name)
@@ -148,7 +148,7 @@ def test_an_encoder_with_numbers_that_actors_would_not_get():
 
 
 class Means(snt.Module):
-    """An encoder of features that are made by hand, without variables."""
+    """An encoder of hand-made features, without variables."""
 
     def __init__(self, dtype, name):
         super().__init__(name=name)
@@ -185,7 +185,7 @@ def test_a_little_noise_in_every_call_is_no_other_network():
 
 
 class Plain:
-    """Its policy gives actions, and not the inputs of its tanh."""
+    """Its policy returns actions, but not the inputs of its tanh."""
 
     def make_policy(self, name):
         return snt.Sequential([snt.Linear(2, name="layer"), tf.tanh], name=name)

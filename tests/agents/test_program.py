@@ -13,7 +13,7 @@ def test_servers_remember_calls_for_longer_than_they_are_sent_again():
 
 
 def test_cached_weights_do_not_go_stale_before_the_next_ones_have_come(monkeypatch, tmp_path):
-    """Caches asked the learner up to twice as often as the documentation says."""
+    """Caches once asked the learner up to twice as often as the documentation says."""
     make = mock.Mock(wraps=lp.CacherNode)
     monkeypatch.setattr(lp, "CacherNode", make)
     program.make_program(mock.Mock(), make_plan(tmp_path, 100, num_caches=1))

@@ -12,7 +12,7 @@ SPEC = tf.TensorSpec([2], tf.float32)
 
 
 class SumOfEpisode:
-    """The agent's observation is the sum of the environment's since the episode began."""
+    """The agent's observation is the sum of the environment's observations in the episode."""
 
     def __init__(self):
         self._sum = np.full(2, np.nan, np.float32)
@@ -62,7 +62,7 @@ def make_policy(act=lambda outputs: outputs):
     return ActingPolicy({"policy": scale}, lambda o: act(scale(o)), SPEC, SumOfEpisode)
 
 
-# NumPy has no tf.sort, so TensorFlow computes that policy.
+# `compile_policy` does not translate tf.sort to NumPy, so TensorFlow runs that policy.
 @pytest.mark.parametrize("act", [tf.identity, lambda outputs: -tf.sort(-outputs)])
 def test_an_evaluator_acts_on_its_episode_with_the_weights_of_its_last_update(act):
     actor, row = PolicyActor(make_policy(act), source := Source()), np.array([1.0, -2.0], "f")
@@ -82,7 +82,7 @@ def test_every_environment_has_its_own_episode_exploration_and_adder(is_nest):
     action, noise = np.zeros(2, np.float32), np.zeros(1, np.float32)
 
     def add(amount):
-        def explore(outputs):  # All environments share its arrays.
+        def explore(outputs):  # All environments share these arrays.
             action[:] = (outputs["mean"] if is_nest else outputs) + np.float32(amount)
             noise[:] = amount
             return action, {"noise": noise}

@@ -1,4 +1,4 @@
-"""Exploration: schedules and noise, and a function of a user's own."""
+"""Exploration: schedules, noise and user-defined functions."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_actions_are_clipped_and_extras_are_not():
 @pytest.mark.parametrize(
     ("explored", "received"),
     [
-        (np.zeros(2), "ndarray"),  # Would be unpacked.
+        (np.zeros(2), "ndarray"),  # Would be unpacked as a pair.
         (np.zeros(3), "ndarray"),
         ((np.zeros(3), ()), r"an action of shape \(3,\)"),
     ],
@@ -62,7 +62,7 @@ def test_an_agents_exploration_that_returns_something_else_is_refused(explored, 
 
 
 def with_extras(config, context):
-    """Returns what `make_exploration` of an agent returns."""
+    """Explores with a pair (action, extras), which only an agent's own exploration may return."""
     return lambda action: (action, action)
 
 
@@ -74,7 +74,7 @@ def of_one_dimension(config, context):
     ("name", "received"), [("with_extras", "a tuple"), ("of_one_dimension", r"\(1,\)")]
 )
 def test_an_exploration_that_returns_something_else_is_refused(name, received):
-    """NumPy made two rows of the former; both went on to the environment."""
+    """NumPy once stacked the tuple into two rows; both wrong actions reached the environment."""
     explore = make_exploration(NoiseSettings(exploration=f"{__name__}:{name}"), context())
     message = rf"--agent.exploration: expected an array of shape \(2,\), got {received}; return"
     with pytest.raises(ConfigError, match=message):
@@ -110,11 +110,11 @@ def test_an_exploration_is_tried_before_the_random_actions():
     settings = NoiseSettings(exploration=f"{__name__}:of_one_dimension", exploration_random_steps=9)
     with pytest.raises(ConfigError, match=r"--agent.exploration: expected an array of shape"):
         make_exploration(settings, context())(np.zeros(2, np.float32))
-    # It takes place at the step of its first use.
+    # The trial sees the environment step at which the exploration is first used.
     name = f"{__name__}:since_the_random_actions"
     settings = NoiseSettings(exploration=name, exploration_random_steps=9)
     make_exploration(settings, context())(np.ones(2, np.float32))
-    # It leaves no traces.
+    # The trial changes neither the random generator nor the memory nor the action.
     tried, plain = context(), context()
     action = np.zeros(2, np.float32)
     settings = NoiseSettings(exploration=f"{__name__}:in_place", exploration_random_steps=9)
@@ -135,7 +135,7 @@ def test_the_first_actions_are_random_and_held_for_a_while():
         steps += 1
     draws = np.stack(actions)
     assert draws.dtype == np.float32
-    # Uniform on [-1, 1], in some 600 draws a dimension, which change at different times.
+    # Uniform on [-1, 1], with some 600 draws per dimension, which change at different times.
     np.testing.assert_allclose(draws.mean(axis=0), 0.0, atol=0.1)
     np.testing.assert_allclose(draws.std(axis=0), 3**-0.5, rtol=0.1)
     changes = np.diff(draws, axis=0) != 0
@@ -145,7 +145,7 @@ def test_the_first_actions_are_random_and_held_for_a_while():
 
 
 def remembering(config, context):
-    """An exploration of a user's, which sums up the arrays that it finds in its memory."""
+    """A user-defined exploration that sums the arrays in its memory."""
 
     def explore(action):
         total = sum(context.memory.values(), np.zeros_like(action))
@@ -168,7 +168,7 @@ def test_the_memory_is_empty_when_the_random_actions_are_over():
 
 
 def counting(config, context):
-    """An exploration of a user's, whose memory has the name that one would give to ours."""
+    """A user-defined exploration whose memory uses a name that the framework might use as well."""
 
     def explore(action):
         count = context.memory.get("random_action", np.zeros_like(action)) + 1
@@ -235,7 +235,7 @@ def test_an_unknown_exploration_is_refused():
 
 
 def test_environments_explore_on_a_ladder_around_the_configured_noise():
-    """From sigma / 2 to 2 sigma, evenly by factors; the only environment with sigma itself."""
+    """From sigma / 2 to 2 sigma in equal factors; a single environment uses sigma itself."""
     config = NoiseSettings(exploration_sigma=0.04, exploration_sigma_end=0.08, exploration_steps=10)
     zeros = np.zeros(20_000, np.float32)
 

@@ -1,4 +1,4 @@
-"""Policies as NumPy functions compute what TensorFlow computes, or leave it to TensorFlow."""
+"""Policies compiled to NumPy match TensorFlow, or are left to TensorFlow."""
 
 import functools
 
@@ -31,7 +31,7 @@ def compiled(act, size=SIZE, batch=1, **networks):
 
 
 def randomize(networks, seed):
-    """Gives weights as training leaves them: biases, scales and running statistics too."""
+    """Assigns and returns weights as after training, also biases, scales and running statistics."""
     random = np.random.default_rng(seed)
     for network in networks.values():
         for variable in network.variables:
@@ -44,12 +44,12 @@ def randomize(networks, seed):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_policy_of_every_agent_is_the_same_in_numpy(name):
-    """Both what actors explore around and the action of evaluators, in batches of one and more."""
+    """Compares exploring and evaluation policies, in batches of one and of 64."""
     agent = small_agent(name, "state")
     random = np.random.default_rng(0)
     for make_policy in (agent.make_exploring_policy, agent.make_evaluation_policy):
         policy = make_policy(Weights())
-        # From 64 rows on, a narrow first layer is computed in another way.
+        # From 64 rows on, a narrow first layer is computed differently.
         functions = [compile_policy(policy, size) for size in (1, 64)]
         assert all(isinstance(function, NumpyPolicy) for function in functions)
         for seed in range(3):
@@ -136,7 +136,7 @@ def half_by_half(op, x):
 
 
 def moved(x):
-    """What any dtype allows."""
+    """The operations that every dtype supports."""
     return {
         "casts": [tf.cast(x, d) for d in (tf.bool, tf.float32, tf.float64, tf.int32, tf.int64)],
         "shapes": tf.reshape(tf.squeeze(tf.expand_dims(x, 1), [1]), [-1]),
@@ -148,7 +148,7 @@ def moved(x):
 
 
 def computed(x):
-    """What any number allows."""
+    """The operations that every numeric dtype supports."""
     pairs = (tf.add, tf.subtract, tf.multiply, tf.maximum, tf.minimum)
     orders = (tf.less, tf.less_equal, tf.greater, tf.greater_equal)
     reductions = (tf.reduce_sum, tf.reduce_max, tf.reduce_min)
@@ -183,7 +183,7 @@ def computed_with_fractions(x):
         *(tf.exp, tf.math.expm1, tf.math.log, tf.math.log1p, tf.math.rsqrt, tf.sqrt, tf.tanh),
         *(tf.sigmoid, tf.nn.elu, tf.nn.leaky_relu, tf.nn.softplus),
     )
-    # oneDNN gives other results than Eigen where there is no finite one.
+    # Where the result is not finite, oneDNN and Eigen differ.
     finite = tf.where(tf.abs(x) < 1e9, x, tf.zeros_like(x))
     return {
         **computed_with_a_sign(x),
@@ -197,7 +197,7 @@ def computed_with_fractions(x):
 
 
 def values_of(dtype, random):
-    """Ordinary and extreme numbers, whose sums are exact in any order."""
+    """Ordinary or extreme numbers, whose sums are exact in any order."""
     kind = np.dtype(dtype).kind
     if kind == "b":
         return [False, True]
@@ -243,7 +243,7 @@ def test_all_operations_give_the_numbers_and_dtypes_of_tensorflow(dtype, act):
 
 
 class Normalizer(snt.Module):
-    """Its factor depends on nothing but variables."""
+    """Its scale depends on variables alone."""
 
     def __init__(self):
         super().__init__("normalizer")
@@ -324,7 +324,7 @@ def test_what_numpy_cannot_do_is_left_to_tensorflow(act):
 
 
 class CountingEncoder(snt.Module):
-    """Changes a variable of its own, which its output does not depend on."""
+    """Changes a variable of its own on which its output does not depend."""
 
     def __init__(self):
         super().__init__("counting")

@@ -23,7 +23,7 @@ CONFIG = D4PGConfig(
     value_min=0.0,
     global_batch_size=8,
     steps_per_call=2,
-    # Its limiter would stop this table after a few rows. One server alone needs a size of 16.
+    # This table's own limiter would block after a few rows. A single server would need size 16.
     replay=ReplayConfig(priority_exponent=0.6, min_size=15, samples_per_insert=10.0),
 )
 # The chain has observations of 2 numbers, actions of 1, and episodes of 10 actions.
@@ -39,7 +39,7 @@ def parts():
 
 def test_everything_costs_something(parts):
     figures = dataclasses.asdict(parts)
-    # Differences of measurements may vanish.
+    # Differences between measurements may be zero.
     may_vanish = {"policy_call", "policy_row", "step_call", "step_row"}
     may_vanish |= {"insert_thread", "insert_actor"}
     for name, figure in figures.items():
@@ -55,7 +55,7 @@ def test_sizes_are_exact(parts):
     assert (parts.batch, parts.episode_actions) == (8, 10)
     assert parts.weight_bytes == POLICY_BYTES
     assert parts.gradient_bytes == POLICY_BYTES + CRITIC_BYTES
-    # A row of 2 + 1 + 1 + 1 + 2 float32, and what goes with it on the wire.
+    # A row of 2 + 1 + 1 + 1 + 2 float32, and its overhead on the wire.
     assert 0 < parts.insert_bytes < 2000
     assert 0 < parts.sample_bytes < 4000
 

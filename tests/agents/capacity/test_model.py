@@ -43,8 +43,8 @@ def test_one_actor_takes_an_action_a_millisecond():
     assert prediction.bottleneck.name == "the actors"
     assert prediction.actions == pytest.approx(1000)
     assert prediction.environment_steps == pytest.approx(2000)
-    assert prediction.learner_steps == pytest.approx(250)  # 25 of 100 transitions an action.
-    # 1 ms of an action and a quarter of 2 ms of a step, on four processors.
+    assert prediction.learner_steps == pytest.approx(250)  # 25 samples an action, 100 a step.
+    # Per action: 1 ms for acting and a quarter of a step's 2 ms, on four processors.
     assert limit(prediction, "the processors") == pytest.approx(4 / 1.5e-3)
     assert limit(prediction, "the learner's steps") == pytest.approx(4 / 2e-3)
 
@@ -62,9 +62,9 @@ def test_the_learner_holds_the_actors_back():
 
 
 def test_replicas_divide_the_batch_and_repeat_the_rest_of_a_step():
-    # Each of two takes 1 ms + 50 x 10 us, beside each other.
+    # Each of the two takes 1 ms + 50 x 10 us, in parallel.
     assert limit(rate(replicas=2), "the learner's steps") == pytest.approx(4 / 1.5e-3)
-    # Processors: 1 ms, and a quarter of 3 ms.
+    # Processor time per action: 1 ms, and a quarter of 3 ms.
     assert limit(rate(replicas=2), "the processors") == pytest.approx(4 / 1.75e-3)
     # On one processor they take turns: 3 ms.
     narrow = Hardware(cores=1.0)
@@ -76,13 +76,13 @@ def test_replicas_divide_the_batch_and_repeat_the_rest_of_a_step():
 def test_threads_share_one_lock():
     # 1 ms an action, whatever the number of actors.
     assert rate(actors=8, in_threads=True).actions == pytest.approx(1000)
-    # Half of an episode of 100 actions of 0.8 ms for each 100 steps.
+    # Half an episode of 100 actions of 0.8 ms is due for every 100 steps.
     evaluated = rate(in_threads=True, evaluation=0.5 / 100)
     assert evaluated.actions == pytest.approx(1 / 1.4e-3)
 
 
 def test_evaluations_take_the_processors_for_whole_episodes_or_those_that_are_cut_off():
-    """An episode of 100 actions of 0.8 ms each for ten actions of the actors."""
+    """An episode of 100 actions of 0.8 ms each is due for every ten actions of the actors."""
 
     def demand(**changes):
         (resource,) = [r for r in rate(**changes).resources if r.name == "the processors"]
@@ -94,18 +94,18 @@ def test_evaluations_take_the_processors_for_whole_episodes_or_those_that_are_cu
 
 
 def test_an_evaluator_that_cannot_keep_up_takes_what_one_thread_gets():
-    """Evaluations take 80 ms for an action, far more than all else."""
+    """Evaluations take 80 ms per action, far more than everything else."""
     always = {"actors": 8, "evaluation": 1.0}
-    # One of nine threads that share the lock; an action takes 1 ms.
+    # The evaluator is one of nine threads that share the lock; an action takes 1 ms.
     threads = rate(in_threads=True, **always)
     assert threads.actions == pytest.approx(1000 * 8 / 9)
     assert threads.evaluated == pytest.approx(1 / 9 / (80e-3 * 1000 * 8 / 9))
-    # 1.5 ms for an action, of which a step's thread takes 0.5 ms. That thread and the evaluator get
-    # as much of the processors, if these are scarce, or the evaluator all of one.
+    # An action takes 1.5 ms, of which the learner's thread takes 0.5 ms. If processors are scarce,
+    # the evaluator gets as much time as that thread; otherwise, it gets one processor to itself.
     for cores, expected in ((1.0, 1 / 2e-3), (5.0, 4 / 1.5e-3)):
         processors = rate(hardware=Hardware(cores=cores), **always)
         assert limit(processors, "the processors") == pytest.approx(expected)
-    # What it plays with a processor of its own, beside one actor.
+    # With only one actor, the evaluator has a processor of its own.
     alone = rate(evaluation=1.0)
     assert alone.actions == pytest.approx(1000)
     assert alone.evaluated == pytest.approx(1 / 80)
@@ -113,7 +113,7 @@ def test_an_evaluator_that_cannot_keep_up_takes_what_one_thread_gets():
 
 
 def test_replay_servers_share_the_transitions():
-    # 25 samples of 40 us and an insert of 1 ms for each action; a server keeps two processors busy.
+    # Each action takes 25 samples of 40 us and an insert of 1 ms; a server uses two processors.
     parts = dataclasses.replace(PARTS, insert_server=1e-3, sample_server=40e-6)
     hardware = dataclasses.replace(CLUSTER, server_cores=2.0)
     for shards in (1, 4):
@@ -122,7 +122,7 @@ def test_replay_servers_share_the_transitions():
 
 
 def test_accelerators_average_their_gradients():
-    # A step of 1.5 ms, ten times as fast; then 2 x 1/2 x 1 MB over 8 Gbit/s: a millisecond.
+    # A step of 1.5 ms, ten times as fast; then 2 x 1/2 x 1 MB over 8 Gbit/s: one millisecond.
     hardware = Hardware(cores=4.0, device_speedup=10.0, link_gbps=8.0)
     prediction = rate(replicas=2, hardware=hardware)
     assert limit(prediction, "the learner's steps") == pytest.approx(4 / 1.15e-3)
@@ -143,7 +143,7 @@ def test_bytes_on_the_network():
     assert limit(prediction, "the network out of the replay") == pytest.approx(1e9 / 12_500)
     assert limit(prediction, "the network into the learner") == pytest.approx(1e9 / 12_500)
     assert limit(prediction, "the network out of the learner") == pytest.approx(1e9 * 250 / 1e6)
-    # Each of two caches fetches it five times a second.
+    # Each of the two caches fetches the weights five times a second.
     cached = rate(actors=2, caches=2, hardware=hardware)
     (out,) = [r for r in cached.resources if r.name == "the network out of the learner"]
     assert out.load(1e6) == pytest.approx(10 * 1e6 / 1e9)
@@ -151,14 +151,14 @@ def test_bytes_on_the_network():
 
 
 def test_caches_take_the_processors_in_place_of_the_learner():
-    # Every 250th action fetches the weights, which takes 50 ms to serve: 0.2 ms of an action.
+    # Every 250th action fetches the weights, which takes 50 ms to serve: 0.2 ms per action.
     parts = dataclasses.replace(PARTS, fetch_learner=50e-3)
     run = dataclasses.replace(RUN, actors=32)
     learners = "the processors of the learner's machines"
     alone, cached = (rate(parts, run, CLUSTER, caches=caches) for caches in (0, 2))
     assert limit(alone, "the processors") == pytest.approx(8 * 4 / 1.7e-3)
     assert limit(alone, learners) == pytest.approx(4 / 0.7e-3)
-    # Ten fetches a second of the caches themselves take half a processor.
+    # The caches' own ten fetches a second take half a processor.
     assert limit(cached, "the processors") == pytest.approx((8 * 4 - 0.5) / 1.7e-3)
     assert limit(cached, learners) == pytest.approx((4 - 0.5) / 0.5e-3)
     busy = dataclasses.replace(run, samples_per_insert=1.0)
@@ -195,17 +195,17 @@ def test_more_never_predicts_less(run, hardware):
 
 
 def test_changes_relieve_the_bottleneck():
-    # One actor: 1000 actions/s. Two actors: 2000, as the learner's steps allow.
+    # One actor: 1000 actions/s. Two actors: 2000, the limit of the learner's steps.
     (first, *others) = best_changes(PARTS, RUN, ALONE, lambda run: True)
     assert first.option == "--actors 2"
     assert first.gain == pytest.approx(2)
     assert all(change.gain <= 2 for change in others)
-    # A learner that is not the bottleneck: no option of it helps.
+    # The learner is not the bottleneck, so none of its options helps.
     assert not any("device" in change.option for change in others)
 
 
 def test_changes_keep_what_a_run_demands():
-    """101 transitions have no halves; 64 shards would be more than there are environments."""
+    """A batch of 101 cannot be halved, and 64 shards would outnumber the environments."""
     run = dataclasses.replace(RUN, actors=16, batch=101)
     accepts = partial(is_accepted, D4PGConfig())
     options = [change.option for change in best_changes(PARTS, run, ALONE, accepts, most=100)]
@@ -227,9 +227,10 @@ def test_changes_keep_the_accelerators_of_a_process():
 @pytest.mark.parametrize(
     ("batch", "min_size", "changes"),
     [
-        # Twice what a call takes and the input holds: 17,920 of 1,000 x 32 samples, not of x 16.
+        # The limiter needs 17,920 samples, twice what a call takes and the input holds:
+        # 1,000 x 32 suffice, 1,000 x 16 do not.
         (256, 1000, {"samples_per_insert": 16.0}),
-        # A table needs two items of 8 transitions each.
+        # Each table needs two items of 8 transitions.
         (8, 24, {"replay_shards": 2}),
     ],
 )

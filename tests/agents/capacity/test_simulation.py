@@ -1,4 +1,4 @@
-"""Simulated runs of parts that are easy to add up, beside the bound and arithmetic by hand."""
+"""Simulated runs of parts that are easy to add up, against the bound and hand calculations."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def test_actors_wait_for_the_learner():
 
 @pytest.mark.parametrize(("actors", "side"), [(16, "learner"), (1, "actors")])
 def test_a_short_simulation_is_no_faster_than_the_bound(actors, side):
-    """Whoever is faster runs free until the tolerance of the limiter is used up."""
+    """The faster side is not held back until the limiter's tolerance is used up."""
     parts = dataclasses.replace(PARTS, step_call=1e-3 if side == "learner" else 1e-5)
     hardware = Hardware(cores=64.0)
     deployment = dataclasses.replace(RUN, actors=actors)
@@ -51,7 +51,7 @@ def test_a_short_simulation_is_no_faster_than_the_bound(actors, side):
 
 
 def test_actors_wait_for_what_they_have_sent():
-    """The server needs 3 ms for a transition. An actor that sends two at once waits 2 of 4 ms."""
+    """An insert takes 3 ms. An actor with two in flight waits for 2 ms out of every 4 ms."""
     parts = dataclasses.replace(PARTS, insert_server=3e-3)
     hardware = Hardware(cores=64.0)
     assert run(parts, hardware).actions == pytest.approx(1000, rel=0.01)
@@ -65,9 +65,9 @@ def test_threads_wait_for_the_lock():
 
 
 def test_threads_share_the_lock_with_evaluations():
-    """For 200 actions of 1 ms, the evaluator takes 20 of 0.8 ms, or 100 to the end of an episode.
+    """For 200 actions of 1 ms, the evaluator takes 20 of 0.8 ms, or 100 for a whole episode.
 
-    It is one of nine threads, and asks for less than a ninth of the time if it is cut off.
+    It is one of nine threads, and needs less than a ninth of the time if episodes are cut off.
     """
     threads = {"actors": 8, "in_threads": True, "evaluation": 1 / 200}
     cut_off = run(max_episode_actions=20, **threads)
@@ -100,7 +100,7 @@ def test_gradients_take_their_time():
 
 @pytest.mark.parametrize("actors", [1, 4])
 def test_the_age_of_the_weights(actors):
-    """They are fetched every 250 actions, in which 62 steps are made for each actor."""
+    """An actor fetches them every 250 actions, during which each actor allows 62.5 steps."""
     simulated = run(actors=actors, hardware=Hardware(cores=64.0), seconds=6.0)
     between = 62.5 * actors * simulated.learner_steps / simulated.actions * 4
     assert simulated.weight_age == pytest.approx(between / 2, rel=0.05)
@@ -110,36 +110,36 @@ def test_the_age_of_the_weights(actors):
 def test_the_age_of_weights_that_few_actors_fetch_in_the_simulated_time():
     """400 actors share 2,000 actions a second, so each fetches weights every 50 s."""
     simulated = run(actors=400, hardware=Hardware(machines=8, cores=64.0), seconds=0.5)
-    # 124.5 actions of 400 actors, with a learner step for four actions.
+    # 124.5 actions of each of 400 actors, with one learner step per four actions.
     assert simulated.weight_age == pytest.approx(124.5 * 400 / 4, rel=0.05)
     assert simulated.weight_age_95 == pytest.approx(0.95 * 250 * 400 / 4, rel=0.05)
 
 
 def test_weights_from_a_cache_are_older():
-    """By 0.1 s on average, which are 25 steps."""
+    """By 0.1 s on average, which is 25 steps."""
     fresh, cached = run(seconds=50.0), run(seconds=50.0, caches=1)
     assert cached.weight_age - fresh.weight_age == pytest.approx(25, abs=4)
 
 
 def test_calls_publish_their_last_step():
-    """Weights are 31.25 + 49.5 steps old, if they are those of the last hundredth step."""
+    """Weights are 31.25 + 49.5 steps old if only every hundredth step publishes them."""
     assert run(steps_per_call=100, seconds=50.0).weight_age == pytest.approx(80.75, abs=4)
 
 
 def test_the_age_of_weights_that_actors_queue_up_for_is_unknown():
-    """The learner gives out two a second; actors that never waited would ask for eight."""
+    """The learner serves two fetches a second; actors that never waited would request eight."""
     parts = dataclasses.replace(PARTS, fetch_learner=0.5)
     hardware = Hardware(cores=64.0)
     assert np.isnan(run(parts, hardware, actors=25, seconds=0.9).weight_age)
-    # Actors spend most of their time in the queue, and less than a second with what they get, in
-    # which 125 learner steps are made. Without a queue, it would be 780.
+    # Actors spend most of their time in the queue, and act for less than a second between fetches,
+    # in which the learner makes 125 steps. Without the queue, the age would be 780.
     assert 0 < run(parts, hardware, actors=25, seconds=60.0).weight_age < 125
 
 
 @pytest.mark.parametrize(
     ("changes", "parts", "expected"),
     [
-        # A server of one thread works 1 ms for an insert, and 25 x 40 us for its samples.
+        # A server of one thread takes 1 ms for an insert, and 25 x 40 us for its samples.
         ({"actors": 8}, {"insert_server": 1e-3, "sample_server": 40e-6}, 500),
         ({"actors": 8, "replay_shards": 2}, {"insert_server": 1e-3, "sample_server": 40e-6}, 1000),
         # A stream of samples unpacks 25 transitions of 100 us for each action; two share them.
@@ -158,26 +158,26 @@ def test_an_actor_writes_to_the_servers_in_turn():
     parts = dataclasses.replace(PARTS, insert_server=4e-3)
     hardware = Hardware(cores=64.0, server_cores=1.0)
     spread = {"envs_per_actor": 4, "replay_shards": 4}
-    # Without the servers, it would take 1,290.
+    # Without that limit, the actor would take 1,290 actions a second.
     assert run(parts, hardware, **spread).actions == pytest.approx(1000, rel=0.03)
 
 
 def test_actors_share_the_caches_whatever_the_number_of_servers():
-    """Each of 16 actors acts for 0.25 s between fetches, and a cache needs 0.1 s for one.
+    """Each of 16 actors acts for 0.25 s between fetches, and a cache takes 0.1 s to serve one.
 
-    One cache gives out ten weights a second. Two actors of one of eight caches hardly wait.
+    One cache serves ten fetches a second. With eight caches for two actors each, they hardly wait.
     """
     parts = dataclasses.replace(PARTS, fetch_learner=0.1)
     hardware = Hardware(cores=64.0)
     changes = {"actors": 16, "item_length": 10, "samples_per_insert": 1.0}
     one, eight = (run(parts, hardware, 30.0, caches=count, **changes) for count in (1, 8))
     assert one.actions == pytest.approx(2500, rel=0.03)
-    # 250 actions in 0.35 s, or in 0.45 s if both always fetch at once.
+    # 250 actions in 0.35 s, or in 0.45 s if both actors always fetch at the same time.
     assert 16 * 250 / 0.45 < eight.actions < 1.03 * 16 * 250 / 0.35
 
 
 def test_a_slow_network_sets_the_pace():
-    # Out of the replay go 12,500 bytes an action, 10 MB a second.
+    # Each action moves 12,500 bytes out of the replay, over a network of 10 MB a second.
     hardware = dataclasses.replace(CLUSTER, network_gbps=0.08)
     parts = dataclasses.replace(PARTS, weight_bytes=0.0)
     simulated = run(parts, hardware, actors=8, seconds=6.0, replay_shards=2)
@@ -185,7 +185,7 @@ def test_a_slow_network_sets_the_pace():
     assert 1400 < simulated.actions <= 1600
 
 
-# Whatever can take time takes some.
+# Everything that can take time takes some.
 VARYING = dataclasses.replace(
     PARTS,
     environment_variation=0.5,
@@ -215,7 +215,7 @@ def test_no_run_is_faster_than_its_bound_or_its_limiter(hardware, changes):
     assert 0.4 * bound.actions < simulated.actions < 1.05 * bound.actions
     # Each step samples 100 transitions, each insert allows 25.
     samples, allowed = 100 * simulated.learner_steps, 25 * simulated.actions
-    in_hand = AHEAD + 100 * 8 * 8  # And what the streams have drawn and no step has used.
+    in_hand = AHEAD + 100 * 8 * 8  # Plus what the streams have sampled but no step has used.
     assert abs(samples - allowed) * simulated.seconds <= 2 * in_hand
     for shares in (simulated.actor, simulated.learner):
         assert sum(shares.values()) == pytest.approx(1)

@@ -27,7 +27,7 @@ WHAT = "d4pg on environments.fakes:target"
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path, monkeypatch):
-    """The command is registered, and the parts lie in a file."""
+    """Registers the command, and writes the parts to a file."""
     info = tmp_path / "site" / "tests_of_plan-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests-of-plan\nVersion: 1.0\n")
@@ -73,7 +73,7 @@ def test_it_says_that_the_evaluator_cannot_keep_up(capsys):
     words += ("--agent.replay.samples-per-insert", "25", "--agent.replay.min-size", "1000")
     words += ("--launch", "processes", "--evaluation.every", "100", "--evaluation.episodes", "5")
     assert main.main([*FAKE, *words, "--simulate-seconds", "1"]) == 0
-    # For 1000 actions a second, 50 episodes of 80 ms are due.
+    # At 1000 actions a second, 50 episodes of 80 ms are due each second.
     said = "at that rate, the evaluator plays 25% of the scheduled evaluations, and leaves out the"
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "the evaluator" in line]
     assert line.startswith(said) and "--evaluation.every" in line
@@ -115,7 +115,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OwnConfig:
-    """Settings of an agent of one's own, of the types that a run stores."""
+    """Settings of a user-defined agent, of the types that a run stores."""
 
     kind: Kind = Kind.QUICK
     layers: tuple[tuple[int, int], ...] = ((8, 2), (4, 1))

@@ -103,11 +103,11 @@ def test_an_exported_policy_is_filmed(folder, capsys):
     expected = by_hand(weights, 2)
     assert returns == [f"return {number(value)} ({ENV})" for value in expected]
     assert expected[0] != expected[1] and last == "video a.gif"
-    assert iio.imread("a.gif").shape[0] > 7  # Of two episodes; a GIF joins equal frames.
+    assert iio.imread("a.gif").shape[0] > 7  # Frames of two episodes; a GIF merges equal frames.
 
 
 def test_a_film_keeps_no_frames(folder, monkeypatch):
-    """They took 230 kB each, 80 MB an episode of a thousand steps."""
+    """Kept frames took 230 kB each, 80 MB for an episode of a thousand steps."""
     path, _ = folder
     frames, alive = [], []
 
@@ -142,7 +142,7 @@ def test_a_film_takes_frames_of_its_size_alone(folder, name, output):
 
 
 def test_a_window_without_tkinter_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian leaves it out.
+    monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian's Python comes without it.
     with pytest.raises(UsageError, match=r"expected Python's tkinter .*--output"):
         playing.Window("a task")
 
@@ -201,7 +201,7 @@ def test_a_policy_whose_card_lacks_the_run_is_refused_in_one_line(folder):
 def test_another_environment_is_played_with_the_actions_of_the_own_one(
     folder, windows, monkeypatch
 ):
-    """Twice the range: half of it is the largest number that the policy returns."""
+    """Its range is twice as wide; the policy's actions cover half of it."""
     path, weights = folder
     name = f"{wide_target.__name__}:make"
     assert environments.make(name, seed=0).own_action_spec.maximum == 2.0

@@ -30,9 +30,9 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
         f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} | "
         f"[film]({name}/film.mp4) |" in table
     )
-    # The film shows the first of the two episodes, and nothing of the second one.
+    # The film shows only the first of the two episodes.
     filmed = sum(1 for _ in iio.imiter(tmp_path / "zoo" / name / "film.mp4", plugin="FFMPEG"))
-    assert filmed == 2  # Every third one of the four observations of an episode.
+    assert filmed == 2  # Every third of an episode's four observations.
     card = (tmp_path / "zoo" / name / "README.md").read_text()
     assert "8.25 (min 7, max 9, 5 episodes)" in card and "| licence | MIT |" in card
     # The run and what was exported from it play the same episodes.

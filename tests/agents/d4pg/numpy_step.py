@@ -1,9 +1,9 @@
-"""D4PG's learner step in NumPy float64: shares no code with what it judges.
+"""D4PG's learner step in NumPy float64, which shares no code with the learner under test.
 
 Written from the papers: Barth-Maron et al. 2018 (arXiv:1804.08617), Algorithm 1; Bellemare et al.
 2017 (arXiv:1707.06887), Algorithm 1; Schaul et al. 2016 (arXiv:1511.05952); Kingma & Ba 2015
-(arXiv:1412.6980). Every derivative is a central finite difference, so no sign and no stopped
-gradient of the learner can hide in it.
+(arXiv:1412.6980). Every derivative is a central finite difference, so a wrong sign or a wrongly
+stopped gradient in the learner shows.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def act(weights: Weights, prefix: str, features: np.ndarray) -> np.ndarray:
 def log_probabilities(
     weights: Weights, prefix: str, features: np.ndarray, action: np.ndarray
 ) -> np.ndarray:
-    """The critic's distribution: [B, F], [B, A] -> [B, Z] logarithms."""
+    """The critic's log-probabilities: [B, F], [B, A] -> [B, Z]."""
     logits = mlp(weights, f"{prefix}critic", np.concatenate([features, action], -1))
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -140,7 +140,7 @@ class Adam:
 
 
 def clip_together(gradients: Weights, max_norm: float | None) -> tuple[Weights, float]:
-    """Scaled so that their global norm is at most `max_norm`; and the norm before."""
+    """Returns the gradients, scaled to a global norm of at most `max_norm`, and the norm before."""
     norm = float(np.sqrt(sum((g**2).sum() for g in gradients.values())))
     scale = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
     return {name: scale * g for name, g in gradients.items()}, norm
@@ -152,7 +152,7 @@ class NumpyD4PG:
     def __init__(self, settings: Settings, weights: Weights):
         """Args:
         settings: of the step.
-        weights: by path, of `encoder`, `policy`, `critic` and of the same with "target_".
+        weights: by path, of `encoder`, `policy`, `critic` and their copies with "target_".
         """
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self._settings = settings

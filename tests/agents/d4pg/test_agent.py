@@ -71,10 +71,10 @@ def acts(weights):
 
 
 def test_the_online_policy_acts(trained):
-    """It is the one that a step moves; the target is copied only after a thousand."""
+    """Every step changes the online policy; the target is copied only after a thousand steps."""
     _, learner, before, _ = trained
     after = learner.get_variables(["policy"])
-    # By how much depends on the weights drawn: the steps of Adam can cancel each other.
+    # The size of the change depends on the drawn weights: Adam's updates can cancel out.
     assert acts(after) != acts(before)
     assert set(before) == set(after)
     for path, array in after.items():
@@ -133,7 +133,7 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
 
 
 def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
-    """As many learner steps as there will be: each takes a batch, from the 9th transition on."""
+    """The schedule spans the run's learner steps; sampling starts with the 9th transition."""
     seen = []
 
     class Recorded(D4PG):
@@ -182,7 +182,7 @@ def test_rewards_without_bounds_ask_for_a_value_range():
         ):
             D4PG(D4PGConfig(**half), spec)
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
-    # What is not infinite, but would be in float32, summed up over an episode.
+    # This bound is finite, but its sum over an episode would overflow float32.
     spec = make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, np.finfo(np.float32).max))
     with pytest.raises(ConfigError, match="does not bound its rewards"):
         D4PG(D4PGConfig(), spec)
@@ -219,7 +219,7 @@ def test_a_trained_encoder_has_a_target_of_its_own():
 
 @pytest.mark.parametrize("make", ["make_exploring_policy", "make_evaluation_policy"])
 def test_networks_are_drawn_after_those_of_the_learner(make, monkeypatch):
-    """In threads all draw from one stream of random numbers."""
+    """In a run of threads, all nodes draw from one stream of random numbers."""
     agent, order = D4PG(CONFIG, make_spec()), []
     make_networks = agent.make_acting_networks
     monkeypatch.setattr(
@@ -254,7 +254,7 @@ def test_a_uniform_table_gets_no_priorities_and_an_average_is_optional(
 
 
 def test_a_replay_in_the_same_process_feeds_the_learner_and_gets_its_priorities(tmp_path):
-    """That of `--deterministic`."""
+    """The replay of `--deterministic` runs."""
     agent = D4PG(CONFIG, make_spec())
     (table,) = agent.make_tables(num_replicas=1)
     replay = LocalReplay(table.info, seed=1)
@@ -299,7 +299,7 @@ def test_a_policy_whose_actions_are_at_their_limits_comes_back(config, comes_bac
 
 
 class DoubledD4PG(D4PG):
-    """Weighs its losses with a number of its own."""
+    """Doubles its losses."""
 
     def make_critic_loss(self):
         loss = super().make_critic_loss()

@@ -56,7 +56,7 @@ def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
 
 @pytest.mark.parametrize(("kind", "prior"), [(D4PGConfig, "uniform"), (PixelD4PGConfig, "zero")])
 def test_the_prior_of_runs_without_an_option_for_it(kind, prior):
-    """From pixels the critic started near 0 already."""
+    """Before the option, the critic from pixels already started near 0."""
     assert restored(kind, {}).critic_prior == prior
     assert restored(kind, {"critic_prior": "uniform"}).critic_prior == "uniform"
 
@@ -83,7 +83,7 @@ def test_a_run_of_before_keeps_the_items_of_its_table():
     [((0, 1), (0, 100)), ((-2, -1), (-200, 0)), ((0.5, 1), (0, 100)), ((-1, 2), (-100, 200))],
 )
 def test_the_support_holds_the_returns_of_episodes_that_end_soon(rewards, support):
-    """A last step has a return of one reward, which a sum over all time would leave out."""
+    """The last step's return is one reward, outside the range of sums over endless episodes."""
     spec = specs.EnvironmentSpec(
         observations=specs.Array((3,), np.float32),
         actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),

@@ -1,4 +1,4 @@
-"""The losses against numbers worked by hand and against plain NumPy."""
+"""The losses against numbers computed by hand and against plain NumPy."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def numpy_projection(r, d, probs, atoms):
 
 
 def test_projection_by_hand():
-    # All mass on the atom 2: r + d z = 0.5 + 0.5 * 2 = 1.5 lies half way between 1 and 2.
+    # All mass on the atom 2: r + d z = 0.5 + 0.5 * 2 = 1.5 lies halfway between 1 and 2.
     np.testing.assert_allclose(
         project([0.5], [0.5], [[0, 0, 1, 0, 0]]), [[0, 0.5, 0.5, 0, 0]], atol=1e-6
     )
@@ -150,7 +150,7 @@ def three(logits_tm1, r_t, d_t, probs_t, atoms):
     ],
 )
 def test_a_loss_of_other_results_is_refused(name, message):
-    """It would broadcast with the importance weights."""
+    """A wrong shape would broadcast with the importance weights."""
     atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
     one = tf.ones([2])
     found = losses.checked(losses.find_critic_loss("categorical"))(probs, one, one, probs, atoms)

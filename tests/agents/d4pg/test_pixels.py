@@ -1,6 +1,6 @@
-"""The step from pixels: what trains what, and what is refused.
+"""The learner's step from pixels: which loss trains which network, and what is refused.
 
-Replicas against one device: tests/conformance/test_agents.py.
+tests/conformance/test_agents.py compares replicas with one device.
 """
 
 import dataclasses

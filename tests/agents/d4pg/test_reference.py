@@ -78,7 +78,7 @@ def make_networks(prefix, make_encoder):
 
 
 def make_module(config, replicator, make_encoder, augment=lambda observations, seed: observations):
-    """A learner as it is made."""
+    """A learner before its first step."""
     with replicator.scope():
         online, target = make_networks("", make_encoder), make_networks("target_", make_encoder)
         update_targets(target, online, rate=1.0)
@@ -95,7 +95,7 @@ def make_module(config, replicator, make_encoder, augment=lambda observations, s
 
 
 def draw_weights(module):
-    """Gives all six networks weights of their own, of size 0.5."""
+    """Draws the weights of all six networks independently, with standard deviation 0.5."""
     random = np.random.default_rng(11)
     for pair in zip(
         module.online.trainable_variables, module.target.trainable_variables, strict=True
@@ -114,7 +114,7 @@ def weights_of(module):
 
 
 def settings_of(config, free_preactivation):
-    """As the reference wants them."""
+    """The settings of the reference."""
     same = {field.name for field in dataclasses.fields(Settings)} & set(vars(config))
     return Settings(
         atoms=ATOMS.astype(np.float64),
@@ -140,7 +140,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypatch):
     replicator_name, make_encoder, free_preactivation, changes = CASES[case]
-    # Inputs of tanh are small here; some must be on each side of the limit.
+    # The inputs of tanh are small here; the limit must lie among them.
     monkeypatch.setattr(policies, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
     replicator = rr.make(replicator_name)
@@ -169,7 +169,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
             message = f"{path} after step {number + 1}"
             expected = reference.weights[path]
             np.testing.assert_allclose(array, expected, rtol=1e-4, atol=2e-5, err_msg=message)
-            # All of them are trained: none of the figures is equal because nothing happened.
+            # Every step changes all of them: no two arrays agree only because nothing happened.
             if not path.startswith("target_"):
                 assert np.abs(expected - before[path]).max() > 5e-4, message
         for output in outputs:
@@ -187,7 +187,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
         ).tolist()
         clipped["critic"].append(outcome.gradient_norms[0] > config.max_gradient_norm)
         clipped["policy"].append(outcome.gradient_norms[1] > config.max_gradient_norm)
-    # On both sides of both limits, or they would hold nothing.
+    # Norms lie on both sides of each limit; otherwise, the limits would not be tested.
     assert set(clipped["action"]) == {True, False} == {*clipped["critic"], *clipped["policy"]}
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium's Pendulum-v1 by a factory, and a wrapper that changes nothing."""
+"""A factory of Gymnasium's Pendulum-v1, and a wrapper that changes nothing."""
 
 import gymnasium
 

@@ -1,4 +1,4 @@
-"""A replay that starts with recorded episodes: its rows, its limit, and a run that goes on."""
+"""A replay that starts with recorded episodes: its rows, its rate limiter, and continued runs."""
 
 import dataclasses
 import json
@@ -88,10 +88,10 @@ def fill(name, env, run_dir, config=CONFIG, num_shards=1):
 
 
 def rows(agent, run_dir, shard, count):
-    """What the replay server of a run starts with: [(row, priority)]."""
+    """The initial contents of a run's replay server: [(row, priority)]."""
     checkpointer = make_server_checkpointer(run_dir, shard)()
     stored = prefilled(run_dir) / str(shard)
-    # As the server has it, but sampled without a limit, in the order of insertion.
+    # The server's table, but sampled without a limit and in the order of insertion.
     stored_tables.change(stored, stored_tables.lift_limit)
     stored_tables.change(stored, lambda table: table.sampler.Clear())
     stored_tables.change(stored, lambda table: setattr(table.sampler, "fifo", True))
@@ -134,7 +134,7 @@ def test_the_last_item_repeats_some_transitions_that_do_not_count(tmp_path):
 
 @pytest.mark.parametrize("episodes", [1, 3])
 def test_shards_get_equally_many_steps(tmp_path, monkeypatch, episodes):
-    """Whatever the episodes' lengths: actors that feed a fuller shard would wait for others."""
+    """Whatever the episodes' lengths: actors that feed a fuller shard would wait for the others."""
     monkeypatch.setattr(reading, "_LEAST_STRETCH", 5)
     played = make_dataset("a-v0", CHAIN, episodes)
     agent, held = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
@@ -142,9 +142,9 @@ def test_shards_get_equally_many_steps(tmp_path, monkeypatch, episodes):
     actions = np.concatenate([episode.actions for episode in played])
     found = [rows(agent, tmp_path / "run", shard, 5 * episodes) for shard in (0, 1)]
     for shard, own in enumerate(found):
-        expected = actions.reshape(-1, 2, 5)[:, shard].ravel()  # They take turns.
+        expected = actions.reshape(-1, 2, 5)[:, shard].ravel()  # The shards take turns.
         np.testing.assert_array_equal([row[2] for row, _ in own], expected)
-    # A cut is no end: from it, returns bootstrap. Rewards of 1 and gamma of 0.5.
+    # A cut does not end the episode: returns bootstrap from it. Rewards of 1 and gamma of 0.5.
     assert [(row[3], row[4]) for row, _ in found[0][2:5]] == [
         (1.75, 0.125),
         (1.5, 0.25),
@@ -199,11 +199,11 @@ def trained(tmp_path_factory):
         make_dataset("a-v0", TARGET, 20)
     folder = root / "a-v0"
     assert td3.command.train(options(root / "run", prefill=str(folder))) == 0
-    shutil.rmtree(folder)  # It is not needed any more.
+    shutil.rmtree(folder)  # It is no longer needed.
     return root / "run", str(folder)
 
 
-# The last rows of an actor may not be in the table when it is saved, on a busy machine.
+# On a busy machine, an actor's last rows may not be in the table yet when it is saved.
 LOST = 100
 
 
@@ -219,8 +219,8 @@ def test_a_run_starts_with_the_data(trained):
     run_dir, _ = trained
     steps, learner_steps, inserted = progress(run_dir)
     assert steps == 400 and 800 - LOST < inserted <= 800
-    # 16 samples per step in batches of 32, and the limiter's tolerance of 24 steps. Had the data
-    # made steps due as well, there would be 100 more, and 100 less had it not counted at all.
+    # 16 samples per step in batches of 32, and the limiter's tolerance of 24 steps. If the data
+    # allowed learner steps too, there would be 100 more; if it did not count at all, 100 fewer.
     assert 200 - 24 - LOST / 2 < learner_steps <= 200 + 24 + CONFIG.steps_per_call
     assert not prefilled(run_dir).exists()
 

@@ -1,4 +1,4 @@
-"""Datasets of others: their action ranges, and what is wrong with them, in one line."""
+"""Datasets of other programs: their action ranges, and one-line errors for unusable ones."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ def minari_folder(tmp_path, monkeypatch):
 def make(
     changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=(), has_identity=True, spec=None
 ):
-    """Makes a dataset of two actions as other programs do; `changes` replaces arrays of it."""
+    """Makes a dataset of two actions as other programs do; `changes` replaces its arrays."""
     arrays = {
         "observations": np.arange(15.0).reshape(3, 5),
         "actions": np.array([[[1.0, 0.25]], [[-3.0, 0.125]]]),
@@ -122,7 +122,7 @@ def test_one_line(changes, specs, message):
 
 @pytest.fixture
 def pendulum():
-    """A dataset that names Gymnasium's Pendulum-v1, and nothing of ours."""
+    """A dataset that names Gymnasium's Pendulum-v1 and has none of our metadata."""
     arrays = {"observations": np.zeros((3, 3)), "actions": np.array([[[2.0]], [[-2.0]]])}
     sizes = {"low": np.full(1, -2.0), "high": np.full(1, 2.0), "observation": (3,)}
     make(arrays, **sizes, has_identity=False, spec=gymnasium.spec("Pendulum-v1"))
@@ -179,7 +179,7 @@ def test_other_peoples_episodes_of_another_environment(env, wrap, message, pendu
     ],
 )
 def test_other_peoples_episodes_of_a_changed_environment(change, got, pendulum, monkeypatch):
-    """Minari stores with what arguments and wrappers it was made."""
+    """Minari stores the arguments and wrappers with which the environment was made."""
     spec = dataclasses.replace(gymnasium.spec("Pendulum-v1"), **change)
     monkeypatch.setattr(minari.MinariDataset, "env_spec", spec)
     task = Task("gym:Pendulum-v1")
@@ -195,7 +195,7 @@ def test_the_discounts_of_others_may_be_anything():
 
 
 def test_combined_datasets_keep_the_discounts_that_were_recorded():
-    """Minari keeps no metadata of those that it combines."""
+    """Minari drops the metadata of the datasets that it combines."""
     make({"infos": {DISCOUNT: np.array([1.0, 0.5, 0.0])}})
     minari.combine_datasets([minari.load_dataset("a-v0")] * 2, "b-v0")
     for episode in reading.open_dataset("b-v0", Task(RANGED)).episodes([0, 1]):

@@ -1,4 +1,4 @@
-"""`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
+"""`rl-replicator record` writes the episodes that were played, as read back by Minari."""
 
 import dataclasses
 import errno
@@ -31,7 +31,7 @@ TARGET = "environments.fakes:target"
 @pytest.fixture(autouse=True)
 def minari_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    # It would filter the file descriptor of stderr, which outlasts the test.
+    # It would filter stderr's file descriptor beyond the end of the test.
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
 
 
@@ -137,7 +137,7 @@ def test_exploration_draws_other_numbers_than_the_environment():
 
 
 def test_exploring_needs_the_weights_of_the_actors(tmp_path):
-    """Best checkpoints once held only the average that was evaluated."""
+    """Best checkpoints used to hold only the averaged policy that was evaluated."""
     config = dataclasses.replace(CONFIG, policy_average=100)
     run = RunDirectory(make_run(tmp_path / "run", TARGET, config))
     weights, state = WeightsPart(), {"environment_steps": 1000, "learner_steps": 400}

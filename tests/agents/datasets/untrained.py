@@ -12,7 +12,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.runs.run_directory import RunDirectory
 
-# Without an average, the policy that acts is the one that is evaluated.
+# Without an average, actors and evaluators use the same policy.
 CONFIG = td3.command.config(policy_layers=(8,), critic_layers=(8,), policy_average=1)
 
 

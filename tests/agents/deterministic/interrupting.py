@@ -1,4 +1,4 @@
-"""A wrapper whose environment interrupts the run it belongs to: `--wrap`."""
+"""A wrapper for `--wrap` whose environment interrupts its own run."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ import dm_env
 
 import launchpad as lp
 
-# "SIGNAL STEP RUN_DIR": from that step of this process on, the signal is sent as soon as the run
-# has a checkpoint of a learner that has trained. "SIGNAL eSTEP RUN_DIR": that step of the first
-# evaluation.
+# "SIGNAL STEP RUN_DIR": from this step of the actor in this process on, the signal is sent as soon
+# as the run has a checkpoint of a learner that has trained. "SIGNAL eSTEP RUN_DIR" counts the steps
+# of the first evaluation instead.
 VARIABLE = "TEST_INTERRUPT"
 
 
-# Those that step, in the order in which they began: that of the actor, then one of evaluations.
+# Environments in the order of their first steps: the actor's, then the evaluations'.
 _stepping: list["Interrupting"] = []
 
 
@@ -37,9 +37,9 @@ class Interrupting(dm_env.Environment):
             if self._has_checkpoint():
                 self._first = -1
                 os.kill(os.getpid(), self._signal)
-                lp.wait_for_stop(60)  # An evaluation shall not end before the main thread notices.
+                lp.wait_for_stop(60)  # The evaluation must not end before the main thread notices.
             else:
-                time.sleep(0.1)  # On a busy machine the next checkpoint takes its time.
+                time.sleep(0.1)  # On a busy machine, the next checkpoint may take a while.
         return self._environment.step(action)
 
     def _has_checkpoint(self):

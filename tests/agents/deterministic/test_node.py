@@ -81,18 +81,18 @@ def holding(config, context):
 
 
 def drifting(config, context):
-    """Works in place on an array that it has taken out of its memory once."""
+    """Changes an array of its memory in place, of which it keeps a reference."""
     drift = context.memory.setdefault("drift", np.zeros(1, np.float32))
 
     def explore(action):
         drift[:] = 0.9 * drift + 0.1 * context.random.standard_normal(1, np.float32)
-        return drift  # Not plus the action: each of these runs draws weights of its own.
+        return drift  # Without the action: each of these runs draws different weights.
 
     return explore
 
 
 def nesting(config, context):
-    """Works in a dictionary, in an array within it, and in a list that begins with one array."""
+    """Changes a dictionary in place, an array in it, and a list that repeats one array at first."""
     zeros = np.zeros(1, np.float32)
     state = context.memory.setdefault("state", {"drift": zeros.copy(), "last": [zeros] * 3})
     drift, last = state["drift"], state["last"]
@@ -117,7 +117,7 @@ def make_node(kind, run_dir, total_steps=300, exploration="gaussian", **replay):
 
 @pytest.fixture(autouse=True)
 def ordinary_tensorflow(monkeypatch):
-    """Other tests of this process get what the node does to all of TensorFlow."""
+    """Keeps the node's global changes to TensorFlow from the other tests of this process."""
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
     monkeypatch.setattr(tf.random, "set_seed", lambda seed: None)
 

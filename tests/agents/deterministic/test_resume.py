@@ -1,4 +1,4 @@
-"""Deterministic runs: killed, stopped or left alone, they end with the same bits."""
+"""Deterministic runs end with the same bits whether killed, stopped or left alone."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ COMMAND = [
     *("--agent.policy-layers", "16", "--agent.critic-layers", "16", "--agent.replay.min-size"),
     *("200", "--agent.global-batch-size", "16", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--no-video"),
-    # The random actions of the first 480 steps and the noise of the others have a memory.
+    # Both the random actions of the first 480 steps and the later noise have a memory.
     *("--agent.exploration", "pink", "--agent.exploration-random-steps", "480"),
     *("--agent.replay.samples-per-insert", "8", "--checkpoint-seconds", "0.05"),
     *("--evaluation.every", "500", "--evaluation.episodes", "1", "--evaluation.last-episodes", "2"),
@@ -56,7 +56,7 @@ def finish(process):
 
 
 def state(run_dir):
-    """Hashes of all that a run has learned and seen, by name."""
+    """Hashes of everything that a run has learned and seen, by name."""
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
     reader = tf.train.load_checkpoint(str(checkpoint / "learner" / "variables"))
     found = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
@@ -81,7 +81,7 @@ def curves(run_dir):
 @pytest.mark.timeout(600)
 def test_a_killed_and_a_stopped_run_end_with_the_weights_of_an_undisturbed_one(tmp_path):
     whole = start(tmp_path / "whole")
-    # Episodes have 20 steps: each interruption comes in the middle of one or between two.
+    # Episodes have 20 steps: interruptions come in the middle of an episode or between two.
     status, output = finish(start(tmp_path / "cut", "SIGKILL 450"))
     assert status in (-signal.SIGKILL, 128 + signal.SIGKILL), output
     status, output = finish(start(tmp_path / "cut", "SIGINT 90"))
@@ -91,7 +91,7 @@ def test_a_killed_and_a_stopped_run_end_with_the_weights_of_an_undisturbed_one(t
     assert status == 128 + signal.SIGTERM and "stopped and saved" in output, output
     checkpoint = Checkpointer(tmp_path / "cut" / "checkpoints").latest()
     progress = json.loads((checkpoint.path / "progress" / "state.json").read_text())
-    # An evaluation was cut off.
+    # An evaluation was interrupted.
     assert progress["environment_steps"] in (500, 1000)
     assert progress["evaluation"]["step"] == progress["environment_steps"] - 500
     step = checkpoint.step
@@ -119,7 +119,7 @@ def test_what_cannot_be_deterministic_is_refused(changes, message):
 
 
 class Recorder:
-    """An actor that steps towards zero, and remembers what it observed."""
+    """An actor that steps towards zero and records its observations."""
 
     def __init__(self):
         self.observed = []
@@ -161,7 +161,7 @@ def test_a_restored_environment_goes_on_where_it_was(tmp_path, steps):
 
 
 def test_a_random_state_that_is_not_known_is_noticed_between_two_episodes(tmp_path):
-    """The environment would start again from its seed, as before its first episode."""
+    """The restored environment would restart from its seed, as before its first episode."""
     before = played(40, is_random_state_known=False)
     before.save(tmp_path)
     with pytest.raises(CheckpointError, match="after action 1; keep all of its"):
@@ -185,7 +185,7 @@ def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
 
 
 class Counting(dm_env.Environment):
-    """The number of an episode decides its rewards, or its length."""
+    """The episode's number determines its rewards or its length."""
 
     def __init__(self, kind):
         self._random, self._kind = np.random.RandomState(0), kind
@@ -214,7 +214,7 @@ class Counting(dm_env.Environment):
 
 @pytest.mark.parametrize(("kind", "steps", "action"), [("reward", 4, 1), ("end", 5, 2)])
 def test_what_depends_on_earlier_episodes_is_noticed(tmp_path, kind, steps, action):
-    """The second episode was saved, and the environment begins with its first."""
+    """The second episode was saved, but the new environment begins with its first."""
 
     def make():
         noise = np.random.default_rng(1)

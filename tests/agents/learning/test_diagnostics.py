@@ -1,4 +1,4 @@
-"""Figures that show why an agent does not learn, worked by hand."""
+"""Diagnostics of why an agent does not learn, checked by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from agents.learning import diagnostics
 
 
 def test_units_without_gradient_are_dormant():
-    """Of four units behind a relu, one has a bias so low that no example passes it."""
+    """One of four ReLU units has a bias so low that no example activates it."""
     hidden, head = snt.Linear(4, name="hidden"), snt.Linear(3, name="head")
     random = np.random.default_rng(0)
     x = tf.constant(random.normal(size=[32, 5]), tf.float32)
@@ -27,7 +27,7 @@ def test_units_without_gradient_are_dormant():
     assert diagnostics.dormant_share(*gradients()).numpy() == 0.0
     hidden.b.assign([0.0, -100.0, 0.0, 0.0])
     assert diagnostics.dormant_share(*gradients()).numpy() == 0.25
-    # A head's outputs may well have no gradient.
+    # The outputs of a head are allowed to have no gradient.
     head.w.assign(tf.zeros_like(head.w))
     found, variables = gradients()
     heads = [i for i, v in enumerate(variables) if v.name.startswith("head/")]

@@ -1,4 +1,4 @@
-"""Running normalisation against NumPy's moments of everything that was seen."""
+"""Running normalisation against NumPy's moments of all data seen so far."""
 
 import numpy as np
 import pytest

@@ -75,7 +75,7 @@ def make_agent(name, **changes):
 
 
 def make_learner(name, replicator_name, torso="mlp", **changes):
-    """A learner on the fixed batches, and its module; weights are those of a seed."""
+    """Returns a learner on the fixed batches, with seeded weights, and its module."""
     replicator = rr.make(replicator_name)
     agent = make_agent(name, torso=torso, **changes)
     tf.random.set_seed(5)
@@ -117,7 +117,7 @@ def check_moments(weights):
 def test_a_checkpoint_holds_the_moments_and_one_without_them_is_refused(tmp_path):
     learner, module = make_learner("td3", "single_device")
     assert learner.trackables() == {"module": module}
-    # For what is saved, modules will do, which are not traced.
+    # For saving, modules alone suffice, which need no tracing.
     saved, plain = (
         make_agent("td3", normalize_observations=is_with).make_module(rr.make("single_device"), 100)
         for is_with in (True, False)
@@ -160,7 +160,7 @@ def test_wide_layers_compute_in_the_precision_of_the_config(name, torso, replica
         assert exact[metric] != rounded[metric]
         assert rounded[metric] == pytest.approx(exact[metric], rel=0.1)
     for path, weights in exact_weights.items():
-        # Adam's steps have one size, whatever the size of the gradient.
+        # The size of Adam's steps does not depend on the size of the gradient.
         assert weights.dtype == rounded_weights[path].dtype == np.float32
         np.testing.assert_allclose(rounded_weights[path], weights, atol=STEPS * 6e-4)
 
@@ -193,7 +193,7 @@ class Summing(tf.Module):
 
 @dataclasses.dataclass
 class Hidden:
-    """Not tracked, unlike a list or a dictionary."""
+    """TensorFlow does not track it, unlike a list or a dictionary."""
 
     total: tf.Variable
 
@@ -249,7 +249,7 @@ def test_a_module_with_a_variable_that_would_not_be_saved_is_refused():
 
 
 class Uncounted(Summing):
-    """Counts something else."""
+    """Increments another variable than `num_steps`."""
 
     def __init__(self):
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_call_writes_priorities_and_reports_its_means_and_its_time():
 
 
 class Changed(Summing):
-    """Returns what a function makes of the output."""
+    """Applies a function to the step's output."""
 
     def __init__(self, change):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that follow others: what no loss trains is copied."""
+"""Networks that follow others: variables that no loss trains are copied."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Weights by path: a name that is not there, or that two variables have, is an error."""
+"""Weights by path: missing and duplicate names are errors."""
 
 import numpy as np
 import pytest

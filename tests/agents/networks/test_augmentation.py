@@ -35,7 +35,7 @@ def test_a_shift_moves_whole_pictures_and_repeats_their_borders():
         }  # fmt: skip
         assert len(crops) == 1
         found |= crops
-    assert len(found) == 25  # Each of them, in 400 draws.
+    assert len(found) == 25  # Every shift, in 400 draws.
     again = random_shift(tf.constant(frames), tf.constant([1, 2]), max_shift=2)
     np.testing.assert_array_equal(again, shifted)
     other = random_shift(tf.constant(frames), tf.constant([1, 3]), max_shift=2)

@@ -1,4 +1,4 @@
-"""Encoders: their sizes, their precisions, and encoders of a user's own."""
+"""Encoders: their sizes, their precisions, and user-defined encoders."""
 
 import numpy as np
 import pytest
@@ -53,8 +53,8 @@ def test_convolutions_have_the_published_shapes_and_keep_the_variance(kind):
 def test_impala_is_three_sections_of_two_residual_blocks():
     encoder = make_encoder("impala", tf.float32, "encoder")
     frames = np.random.default_rng(1).integers(0, 256, (2, 21, 18, 3), dtype=np.uint8)
-    encoder(tf.constant(frames))  # Makes the variables.
-    for variable in encoder.variables:  # Biases are 0 in the beginning.
+    encoder(tf.constant(frames))  # Creates the variables.
+    for variable in encoder.variables:  # Biases start at 0.
         if variable.shape.rank == 1:
             variable.assign(np.random.default_rng(2).normal(size=variable.shape))
     features = encoder(tf.constant(frames))
@@ -79,7 +79,7 @@ def test_frames_are_scaled_to_half_around_zero(kind):
     frames = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 9), dtype=np.uint8)
     encoder = make_encoder(kind, tf.float32, "encoder")
     features = encoder(tf.constant(frames))
-    # An actor's frames are uint8, a learner's of the encoder's dtype.
+    # An actor's frames are uint8, a learner's have the encoder's dtype.
     np.testing.assert_allclose(encoder(tf.constant(frames, tf.float32)), features)
     scaled = tf.constant(frames / 255 - 0.5, tf.float32)
     weights = {variable.name: variable for variable in encoder.variables}
@@ -92,7 +92,7 @@ def test_frames_are_scaled_to_half_around_zero(kind):
         expected = tf.nn.relu(expected)
         np.testing.assert_allclose(features, tf.reshape(expected, [2, -1]), atol=1e-5)
     else:
-        # Zeros that pad the frames are the middle of their range.
+        # Zero padding is the middle of the frames' range.
         first = weights["encoder/block_0/first/w:0"]
         expected = tf.nn.conv2d(scaled, first, 1, "SAME")
         found = encoder._blocks[0]._first(tf.constant(frames - 127.5, tf.float32))

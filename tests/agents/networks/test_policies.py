@@ -1,4 +1,4 @@
-"""What keeps a deterministic policy from the limits of its actions."""
+"""The means that keep a deterministic policy away from its action limits."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ def test_a_policy_far_beyond_a_limit_comes_back():
         np.testing.assert_allclose(y, np.tanh(x), rtol=1e-6)
         return tape.gradient(y, x, output_gradients=wish * tf.ones_like(x)).numpy()
 
-    room_below = np.tanh(x) + 1  # A positive gradient is descended: y becomes less.
+    room_below = np.tanh(x) + 1  # Descending a positive gradient lowers y.
     np.testing.assert_allclose(gradient(0.5), 0.5 * room_below, atol=1e-6)
     np.testing.assert_allclose(gradient(-0.5), -0.5 * room_below[::-1], atol=1e-6)
 

@@ -83,7 +83,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices, task=TARGET, eng
 
 @pytest.mark.timeout(120)
 def test_environments_of_one_actor_are_those_of_as_many_actors(agent, source, tmp_path):
-    """The same seeds, noise, sigmas and steps, whichever actor has an environment."""
+    """An environment's seeds, noise, sigma and steps do not depend on the actor that runs it."""
     steps = 130
     together = Counter(tmp_path / "one", total_steps=3 * steps, restored=None)
     rows = act(agent, source, together, tmp_path, actors=1, envs=3, indices=[0])
@@ -102,7 +102,7 @@ def test_interrupted_episodes_are_not_repeated(source, tmp_path, random_steps):
     """Neither when the run is continued, nor when an actor alone is started again."""
     config = dataclasses.replace(CONFIG, exploration_random_steps=random_steps)
     agent = D4PG(config, TARGET.spec())
-    # Every stop comes before the end of an episode, of 20 steps.
+    # Every stop comes before the end of an episode (20 steps).
     first = Counter(tmp_path, total_steps=40, restored=None)
     rows = [act(agent, source, first, tmp_path, actors=1, envs=4, indices=[0])]
     assert first.progress().episodes == 0
@@ -110,7 +110,7 @@ def test_interrupted_episodes_are_not_repeated(source, tmp_path, random_steps):
     rows.append(act(agent, source, later, tmp_path, actors=1, envs=4, indices=[0]))
     assert later.progress().episodes == 0
     latest = Counter(tmp_path, total_steps=120, restored=later.snapshot())
-    latest.start_environment(0)  # By an actor that died at once.
+    latest.start_environment(0)  # By an actor that died immediately.
     rows.append(act(agent, source, latest, tmp_path, actors=1, envs=4, indices=[0]))
     targets = np.concatenate(rows)[:, 0]
     assert len(np.unique(targets)) == len(targets) > 90
@@ -140,7 +140,7 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
 
 
 class CountingAdder:
-    """An adder of an agent's own, which has no more than the contract names."""
+    """An agent's own adder, with nothing beyond the contract."""
 
     def __init__(self):
         self.steps, self.is_closed, self.seconds_waited = 0, False, 0.0
@@ -189,7 +189,7 @@ def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, 
 def test_environments_are_closed_when_their_actor_is_not_made(
     agent, source, tmp_path, monkeypatch, failing
 ):
-    """Such as by a stop while it waits for the learner: nobody else knows of them."""
+    """For example, by a stop while it waits for the learner: nothing else can close them."""
     made, closed = [], []
 
     def make(self, seed, make=TARGET.make):
@@ -218,7 +218,7 @@ def test_environments_are_closed_when_their_actor_is_not_made(
 def test_a_stop_within_a_lease_is_seen_at_the_next_step(
     agent, source, tmp_path, monkeypatch, at_step
 ):
-    """Steps of a robot take so long that a lease outlasts the notice of the program's end."""
+    """A robot's steps are so slow that a lease outlasts the program's termination notice."""
     stop, taken, closed = threading.Event(), [], []
     monkeypatch.setattr(lp, "stop_event", lambda: stop)
 
@@ -243,7 +243,7 @@ def test_a_stop_within_a_lease_is_seen_at_the_next_step(
 
 
 class Restarted:
-    """A counter that dies when an actor has no steps left, and forgets half of them."""
+    """A counter that dies when an actor has no steps left, and restarts with half of the steps."""
 
     def __init__(self, folder):
         self.counter = Counter(folder, total_steps=250, restored=None)
@@ -266,7 +266,7 @@ class Restarted:
 def test_an_actor_takes_the_steps_that_a_restarted_counter_has_forgotten(
     agent, source, tmp_path, monkeypatch
 ):
-    """All others may have ended; the learner would wait for these steps for ever."""
+    """The other actors may have ended; the learner would wait for these steps forever."""
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
     server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
     client = reverb.Client(f"localhost:{server.port}")
@@ -274,7 +274,7 @@ def test_an_actor_takes_the_steps_that_a_restarted_counter_has_forgotten(
     ActorNode(0, agent, make_plan(tmp_path, 250), [client], source, counter).run()
     assert counter.progress().environment_steps == 250 and counter.progress().steps_done
     assert counter.orders == ["act", "wait", "end"]
-    # Episodes are as long as ever: the one that was cut off is not counted.
+    # Episodes have their full length: the one that was cut off is not counted.
     lengths = read_metrics(tmp_path, "actor")["episode_length"]
     assert set(lengths) == {20}
     server.stop()
@@ -303,7 +303,7 @@ def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
     after = observations(continued, "envpool")
     both = np.concatenate([before, after])
     assert len(np.unique(both, axis=0)) == len(both) > stop
-    # A state that the other engine has stored does not matter.
+    # A state stored by the other engine is ignored.
     other = Counter(tmp_path / "dm_control", total_steps=stop + 60, restored=alone.snapshot())
     assert len(observations(other, "envpool")) == len(after)
 
@@ -329,7 +329,7 @@ def test_an_actor_that_is_taken_away_finishes_its_lease(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, tmp_path):
-    """The learner, which is behind, samples on until then; its last checkpoint has all rows."""
+    """The learner, which is behind, keeps sampling until then; its last checkpoint has all rows."""
     layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
     limiter = reverb.rate_limiters.Queue(50)
     server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
@@ -352,7 +352,7 @@ def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, t
 def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     agent, source, tmp_path, monkeypatch, caplog
 ):
-    """The learner gets no rows of another replay server, and nobody is left to insert any there."""
+    """The learner needs rows of another replay server, and no actor is left to insert any there."""
     monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.7)
     layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
     limiter = reverb.rate_limiters.Queue(20)
@@ -384,7 +384,7 @@ def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_lease
     assert not counter.may_run_ahead(feeds_several=True)
     counter.learner_starves()
     assert counter.may_run_ahead(feeds_several=True)
-    # 50 steps may be granted to an actor that feeds the other server.
+    # 50 steps may still be granted to an actor that feeds the other server.
     assert not counter.may_run_ahead(feeds_several=False)
     counter.lease(1, 0, 0.0, [])
     assert counter.may_run_ahead(feeds_several=False)
@@ -393,7 +393,7 @@ def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_lease
 
 
 def test_exploration_counts_the_leases_of_other_actors(agent, source, tmp_path):
-    """With many actors, most of the steps are under way, and not reported yet."""
+    """With many actors, most steps are in progress and not reported yet."""
     counter = Counter(tmp_path, total_steps=500, restored=None)
     assert [counter.lease(actor, 0, 0.0, []) for actor in (1, 2, 3)] == [100, 100, 100]
     assert [counter.lease_start(actor) for actor in (1, 2, 3)] == [0, 100, 200]

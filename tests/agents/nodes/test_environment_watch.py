@@ -1,4 +1,4 @@
-"""Who notices an environment whose constructor, step or reset does not return."""
+"""The detection of an environment whose constructor, step or reset does not return."""
 
 import gc
 import re
@@ -29,7 +29,7 @@ class Plan:
 
 
 class Stuck(TargetMatching):
-    """Waits in one of its calls until it is released."""
+    """Blocks in one of its calls until it is released."""
 
     def __init__(self, number):
         super().__init__(seed=1, length=5)
@@ -82,7 +82,7 @@ def test_a_constructor_that_does_not_return_kills_the_node(kills, monkeypatch):
     )
     assert seconds > 0.3
     monkeypatch.setattr(environment_watch, "_SECONDS_TO_CONSTRUCT", 60.0)
-    environment_watch.make_environment("actor 3", plan, 1)  # Returns at once, as `kills` is full.
+    environment_watch.make_environment("actor 3", plan, 1)  # `kills` is not empty: no wait.
     assert len(kills) == 1
 
 
@@ -91,7 +91,7 @@ def test_a_constructor_that_does_not_return_kills_the_node(kills, monkeypatch):
     [(4, "step 3 of the episode"), (9, "step 2 of the episode"), (1, "reset"), (7, "reset")],
 )
 def test_a_call_that_does_not_return_kills_the_node(kills, number, expected):
-    """The environment's episodes are of five steps; others of the same actor do not matter."""
+    """Episodes have five steps; other environments of the same actor do not matter."""
     environment, other = Stuck(number), Stuck(-1)
     play(other, 3)
     with EnvironmentWatch("actor 3", Plan(0.3), [other, environment]):

@@ -1,4 +1,4 @@
-"""Figures of an evaluation, worked by hand."""
+"""Figures of an evaluation, computed by hand."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_returns_to_go():
 
 
 def test_the_discounts_of_the_environment_count_in_returns_to_go():
-    """As if gamma were their product, 0.5: the same numbers as above."""
+    """Gamma times the environment's discount is 0.5, so the numbers are the same as above."""
     ended = episode(1.0, 2.0, 4.0, discount=0.625, last_discount=0.0)
     np.testing.assert_allclose(returns_to_go(ended, 0.8), [3.0, 4.0, 4.0])
     cut_off = returns_to_go(episode(*[1.0] * 6, discount=0.625), 0.8)

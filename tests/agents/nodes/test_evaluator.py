@@ -1,4 +1,4 @@
-"""The evaluator: which weights a row is of, and episodes that do not end."""
+"""The evaluator: which weights a row belongs to, and episodes that do not end."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ from tests.agents.nodes.plans import make_plan
 
 
 class Policy(core.Actor):
-    """Does nothing; has no more than the contract names."""
+    """Does nothing; has nothing beyond the contract."""
 
     def __init__(self, source):
         self._source = source
@@ -49,7 +49,7 @@ class Agent:
 
 
 class Learner:
-    """Goes on training between one call and the next."""
+    """Keeps training between calls."""
 
     def __init__(self, counter):
         self.steps = 0
@@ -81,7 +81,7 @@ def best_return(run_dir):
 
 @pytest.fixture
 def stops(monkeypatch):
-    """The calls of `lp.stop` of a program that nobody else stops."""
+    """The calls of `lp.stop` in a program that nothing else stops."""
     stops = []
     monkeypatch.setattr(lp, "stop_event", threading.Event)
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
@@ -112,7 +112,7 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
 
 
 def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stops, monkeypatch):
-    """A new one has nothing to show; the last one is not the last before the learner is done."""
+    """A new policy has learned nothing; the last one is final only when the learner is done."""
     counter = Counter(tmp_path, total_steps=500, restored=None)
     learner = Learner(counter)
 
@@ -141,7 +141,7 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
 def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
     tmp_path, stops, monkeypatch
 ):
-    """The evaluator's process goes on."""
+    """The evaluator's process keeps running."""
 
     def new_counter(restored):
         counter = Counter(tmp_path, total_steps=500, restored=restored)
@@ -211,7 +211,7 @@ def test_an_evaluation_of_a_lost_future_is_made_again(tmp_path):
     snapshot = counter.snapshot()
     counter.lease(0, 10, 0.0, [])
     record(counter, 100, 5.0)
-    # Killed; while 100 is evaluated again, there is a checkpoint of 110 steps.
+    # Killed; a checkpoint of 110 steps is saved while step 100 is evaluated again.
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
     counter.lease(0, 20, 0.0, [])
     counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
@@ -237,7 +237,7 @@ def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_th
     counter.lease(0, 250, 0.0, [])
     record(counter, 200, 4.0)
     snapshot = counter.snapshot()
-    record(counter, 300, 9.0)  # Takes the place of the one of 200 steps.
+    record(counter, 300, 9.0)  # Replaces the one of 200 steps.
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
     record(counter, 300, 1.0)
     assert best_return(tmp_path) == 9.0
@@ -247,7 +247,7 @@ def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_th
 
 @pytest.mark.parametrize("is_stopped_again", [False, True])
 def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path, is_stopped_again):
-    """Nor when the run has since passed the steps at which it was saved."""
+    """Not even when the run has since passed the step at which it was saved."""
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 250, 0.0, [])
     record(counter, 200, 4.0)
@@ -275,7 +275,7 @@ def test_a_damaged_best_policy_is_replaced(tmp_path, caplog):
 
 
 def test_the_best_policy_is_there_before_its_row(tmp_path, stops):
-    """A run that is killed in between repeats the evaluation, unless its row is there."""
+    """A run that is killed in between repeats the evaluation unless its row exists."""
     counter = Counter(tmp_path, total_steps=500, restored=None)
     node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
     (tmp_path / "metrics" / "evaluator.csv").mkdir(parents=True)  # The row cannot be written.
@@ -293,7 +293,7 @@ def test_a_continued_run_knows_the_bias_of_q(tmp_path):
 
 
 def test_values_that_are_no_returns_have_no_bias(tmp_path):
-    """Such as SAC's, also in a run that called them q_mean before it was continued."""
+    """Such as SAC's, even in a run that called them q_mean before it was continued."""
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.report_learner(7, 0.0, {"q_mean": 2.0})
     counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())

@@ -1,4 +1,4 @@
-"""The learner's node before it has rows, and when it gets no more."""
+"""The learner's node before it gets rows, and when it gets no more."""
 
 import math
 import os
@@ -70,7 +70,7 @@ def test_a_worker_lost_before_the_first_step_restarts_the_group(tmp_path, monkey
 
 
 class Replay:
-    """A replay server, one of some, with the rows of some steps."""
+    """One of `num_shards` replay servers, with `num_rows` rows."""
 
     def __init__(self, agent, folder, num_rows, num_shards=1):
         folder.mkdir()
@@ -133,7 +133,7 @@ def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
     learner.start()
     try:
         assert wait_for(lambda: counter.progress().learner_steps > 0)
-        counter.lease(0, 5, 0.0, [])  # All.
+        counter.lease(0, 5, 0.0, [])  # Now all steps are done.
         counter.actor_done(0)
         assert wait_for(lambda: node._counter is not counter)
         time.sleep(3.0)
@@ -155,7 +155,7 @@ def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
 def test_learners_of_several_processes_restart_if_the_counter_forgets_steps(
     stop, tmp_path, run_dir, monkeypatch
 ):
-    """All of them would have to train on, from the same step."""
+    """All of them would have to continue training from the same step."""
     statuses = []
 
     def end(status):
@@ -178,13 +178,13 @@ def test_learners_of_several_processes_restart_if_the_counter_forgets_steps(
     replay.close()
     assert not learner.is_alive() and statuses == [WORKER_LOST_STATUS]
     assert not counter.progress().learner_done and not forgetful.progress().learner_done
-    # They find their state, and the actors take the other steps again.
+    # They restore this state, and the actors repeat the other steps.
     assert saved_progress(run_dir)["environment_steps"] == TOTAL - 5
 
 
 @pytest.mark.timeout(180)
 def test_it_trains_beside_another_program_in_the_process(tmp_path, run_dir):
-    """Only the node's own thread knows to which program it belongs."""
+    """Only the node's own thread is bound to its program."""
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
     counter = Counter(run_dir, TOTAL, restored=None)
@@ -200,7 +200,7 @@ def test_it_trains_beside_another_program_in_the_process(tmp_path, run_dir):
         managers.append(lp.launch(program, "test_mt", termination_notice_secs=60))
     try:
         assert wait_for(lambda: counter.progress().learner_steps > 1)
-        assert not managers[0].wait(timeout=2.0)  # It has looked for a stop with each report.
+        assert not managers[0].wait(timeout=2.0)  # It has checked for a stop at each report.
     finally:
         for manager in managers:
             manager.stop_and_wait()
@@ -210,7 +210,7 @@ def test_it_trains_beside_another_program_in_the_process(tmp_path, run_dir):
 
 @pytest.mark.timeout(180)
 def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(stop, tmp_path, run_dir):
-    """Its last evaluation is to be of the policy that was saved."""
+    """Its last evaluation must be of the policy that was saved."""
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
     counter = Counter(run_dir, TOTAL, restored={"environment_steps": TOTAL})
@@ -236,7 +236,7 @@ def test_the_time_after_training_is_not_its_time(stop, tmp_path, run_dir, monkey
     counter.lease(0, TOTAL - 5, 0.0, [])
     reports = []
     monkeypatch.setattr(counter, "add_time", lambda kind, grown: reports.append(grown))
-    rounds = []  # Each begins by reporting the time, and then the steps.
+    rounds = []  # Each reports the time first, and then the steps.
 
     def report_learner(*args, report=counter.report_learner):
         rounds.append(args)
@@ -267,7 +267,7 @@ def test_the_time_after_training_is_not_its_time(stop, tmp_path, run_dir, monkey
 def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, monkeypatch):
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", MIN_SIZE // 2)
-    # What Reverb raises in the first calls to a server that was restarted.
+    # What Reverb raises in the first calls to a restarted server.
     resets = [RuntimeError("connections to all backends failing"), RuntimeError("Socket closed")]
 
     def checkpoint(write=replay.client.checkpoint):
@@ -290,7 +290,7 @@ def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, mon
 def test_a_continued_run_tells_once_that_it_waits_for_rows(
     stop, tmp_path, run_dir, monkeypatch, caplog
 ):
-    """Its learner has done steps, but its replay came back empty."""
+    """Its learner has taken steps, but its replay restarted empty."""
     monkeypatch.setattr(wait_log, "_SECONDS_BETWEEN_LINES", 5.0)
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", 0)
@@ -333,7 +333,7 @@ def test_it_says_when_it_starves_of_one_of_two_replay_servers(stop, tmp_path, ru
             asked.append(timeout)
             raise RuntimeError("Connection reset by peer")
 
-        # One that is restarting.
+        # A server that is restarting.
         asked = []
         monkeypatch.setattr(clients[1], "server_info", server_info)
         assert wait_for(lambda: asked)
@@ -349,7 +349,7 @@ def test_it_says_when_it_starves_of_one_of_two_replay_servers(stop, tmp_path, ru
 
 @pytest.mark.timeout(180)
 def test_actors_fill_a_replay_server_that_came_back_empty(stop, tmp_path, run_dir):
-    """It was killed before a checkpoint. The other one, which is full, would hold them back."""
+    """It was killed before a checkpoint; the other server, which is full, would block actors."""
     agent = D4PG(CONFIG, TARGET.spec())
     half = MIN_SIZE // 2
     replays = [Replay(agent, tmp_path / f"replay{i}", half, num_shards=2) for i in range(2)]
@@ -381,7 +381,7 @@ def test_it_saves_while_the_replay_fills_and_blames_no_other_one(stop, tmp_path,
     scratch.mkdir()
     server = reverb.Server(agent.make_tables(1), checkpointer=DefaultCheckpointer(str(scratch)))
     client = reverb.Client(f"localhost:{server.port}")
-    # What Reverb raises when its server was just killed.
+    # What Reverb raises when its server has just been killed.
     resets = [RuntimeError("Connection reset by peer")]
 
     def server_info(timeout=None, answer=client.server_info):
@@ -416,18 +416,18 @@ def test_it_saves_while_the_replay_fills_and_blames_no_other_one(stop, tmp_path,
         assert wait_for(lambda: checkpoints.latest() is not None)
         assert checkpoints.latest().step == 0
         insert(MIN_SIZE // 2 + 10)
-        # It takes what the rows allow; then it starves.
+        # It takes the steps that the rows allow; then it starves.
         assert wait_for(lambda: counter.progress().learner_steps > 10)
         assert counter.lease(0, 0, 0.0, []) == TOTAL  # All steps are granted.
         time.sleep(4.0)
-        # The only server never holds actors back in vain.
+        # With a single server, actors are never held back in vain.
         assert learner.is_alive() and not counter.may_run_ahead(True)
 
         counter.lease(0, TOTAL, 0.0, [])
         counter.actor_done(0)
         assert wait_for(lambda: counter.progress().learner_done)
         assert checkpoints.latest().step > 10
-        # The evaluator, which waits for this, may find a counter that was just restarted.
+        # The evaluator, which waits for this, may query a counter that has just been restarted.
         monkeypatch.setattr(counter, "_learner_done", False)
         assert wait_for(lambda: counter.progress().learner_done, seconds=20)
         adder.close()

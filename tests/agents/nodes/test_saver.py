@@ -70,7 +70,7 @@ def serve(tmp_path, monkeypatch):
 
 
 def restored(run_dir):
-    """Learner steps of a checkpoint by its variables, its weights, its counters and its name."""
+    """The learner steps of a checkpoint according to its variables, weights, counters and name."""
     checkpointer = Checkpointer(RunDirectory(run_dir).checkpoints)
     learner, weights, progress = CountingLearner(), WeightsPart(), {}
     info = checkpointer.restore(
@@ -117,7 +117,7 @@ def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
         "^expected finite numbers, got NaN or infinity in variable 'weight' after learner step 2; "
         r"lower the learning rates, or scale the rewards \(the newest checkpoint is of step 1\)$"
     )
-    for save in (saves.tick, saves.save_last):  # Of the learner alone, and of everything.
+    for save in (saves.tick, saves.save_last):  # Saves of the learner alone, and of everything.
         with pytest.raises(UsageError, match=message):
             save()
     assert restored(tmp_path) == [1, 1, 1, 1]
@@ -139,7 +139,7 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
     assert "not saved: the replay was not written" in caplog.text
     serve(server.port)
     deadline = time.monotonic() + 120
-    while not saves.save_last():  # The client tries to connect again after a while.
+    while not saves.save_last():  # The client reconnects after a while.
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert saver.holds_last_step(tmp_path)
@@ -154,7 +154,7 @@ def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, 
     )
 
     def die():
-        monkeypatch.setattr(client, "checkpoint", write)  # It is back at once.
+        monkeypatch.setattr(client, "checkpoint", write)  # The server is back immediately.
         raise RuntimeError("Connection reset by peer")
 
     monkeypatch.setattr(client, "checkpoint", die)
@@ -166,7 +166,7 @@ def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, 
 
 
 def continued(run):
-    """Learner steps of a learner that is started again in a run."""
+    """The learner steps of a learner that is restarted in a run."""
     learner = CountingLearner()
     saver.Saver(run, 2, learner, [], None, 1000.0).restore()
     assert learner.num_refreshed == (learner.num_steps > 0)

@@ -1,4 +1,4 @@
-"""What a user is told while a run goes on, and while it waits."""
+"""The progress line of a run, and the log lines of its waits."""
 
 import io
 import logging
@@ -25,7 +25,7 @@ def test_a_wait_speaks_every_ten_seconds(caplog):
     with caplog.at_level(logging.WARNING):
         for second in range(31):
             waiting.tick(second)
-        waiting.tick(0.5)  # Another wait begins: it has ten seconds of its own.
+        waiting.tick(0.5)  # Another wait begins, with ten seconds of its own.
         waiting.tick(9.5)
         waiting.tick(10.5)
     assert [record.getMessage() for record in caplog.records] == [
@@ -72,9 +72,9 @@ def test_the_line_says_how_far_how_good_how_fast():
     share = make_progress(episode_return=0.4, evaluation_return=0.45, evaluation_step=20_000)
     assert "| return 0.4 | evaluation 0.45 @20,000 |" in describe(share, 500.0, 125.0)
     assert clock(3725) == "1:02:05" and clock(None) == "-"
-    # A run that goes on has steps, but none of its nodes has taken or reported anything yet.
+    # A continued run has steps, but none of its nodes has taken or reported any yet.
     assert describe(make_progress(), 0.0, 0.0).endswith("| starting")
-    # A replay fills faster than the rest of the run will go.
+    # While the replay fills, steps are faster than they will be later.
     filling = describe(make_progress(learner_steps=0, episode_return=None), 3000.0, 0.0)
     assert filling == (
         "25,000/100,000 steps | ETA - | learner 0/s | actors 3000/s | filling the replay"
@@ -124,9 +124,9 @@ def test_on_a_machine_with_too_much_work_both_wait_for_processors(monkeypatch):
     waits = "actors wait 40%, the learner 30%"
     both = make_progress(actor_waiting=0.4, learner_waiting=0.3)
     assert verdict(both) == f"bottleneck: processors (load 7 on 2; {waits})"
-    # What keeps a learner busy may be other programs, too: it is the one to relieve all the same.
+    # Other programs may keep the learner busy, too; it is still the side to relieve.
     assert verdict(make_progress(actor_waiting=0.4)).startswith("bottleneck: learner")
-    # The load of a machine says nothing about a part of its processors.
+    # A machine's load does not tell how busy a subset of its processors is.
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert verdict(both) == f"bottleneck: replay ({waits})"
 
@@ -141,7 +141,7 @@ def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
     assert counter.lease(0, 50, 0.0, []) == 0
     assert not counter.progress().steps_done
     assert counter.lease(1, 70, 0.0, []) == 0
-    # The learner ends when the steps are done: not before the replay holds the actors' last rows.
+    # The steps are done, and the learner ends, once the replay holds the actors' last rows.
     counter.actor_done(1)
     assert not counter.progress().steps_done and counter.progress().actors_finishing == 1
     counter.actor_done(0)
@@ -175,11 +175,11 @@ def test_a_counter_that_is_restarted_alone_keeps_the_clock_of_its_program(tmp_pa
     def seconds():
         return restored_counter(tmp_path, total_steps=300).progress().wall_time
 
-    assert seconds() == pytest.approx(600.0, abs=1.0)  # The clock rests between two programs.
+    assert seconds() == pytest.approx(600.0, abs=1.0)  # The clock stops between programs.
     start = time.time()
     monkeypatch.setattr(time, "time", lambda: start + 40.0)
     assert seconds() == pytest.approx(640.0, abs=2.0)
-    shutil.rmtree(program_folder(tmp_path))  # So does `train`.
+    shutil.rmtree(program_folder(tmp_path))  # As `train` does.
     assert seconds() == pytest.approx(600.0, abs=1.0)
 
 

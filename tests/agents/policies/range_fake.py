@@ -45,7 +45,7 @@ def make(seed):
 
 
 class _Pictures(Ranged):
-    """Observes nothing but a picture."""
+    """Its observation is a picture."""
 
     def _observe(self):
         return self.render(8, 8, 0)
@@ -59,7 +59,7 @@ def pictures(seed):
 
 
 class _Scalar(Ranged):
-    """Observes and takes one number each, in no array."""
+    """Its observations and actions are single numbers, not arrays."""
 
     def _observe(self):
         return np.float64(self._random.uniform())
@@ -76,7 +76,7 @@ def scalar(seed):
 
 
 class Changed(dm_env.Environment):
-    """Takes half of each action, and observes ten times as much; the specs stay."""
+    """Halves actions and multiplies observations by ten; the specs stay the same."""
 
     def __init__(self, environment):
         self._environment = environment

@@ -1,4 +1,4 @@
-"""Exported policies, run by programs that know nothing of this project."""
+"""Exported policies, run by programs that import nothing of this project."""
 
 import dataclasses
 import json
@@ -39,8 +39,8 @@ FORMATS = ("savedmodel", "tflite", "onnx", "numpy")
 OBSERVATIONS = 6
 UNIT = np.array([4.0, 0.125])  # Half of the action range.
 
-# Given folders of models with inputs.npz and expected.npz, prints the largest differences, for
-# actions in units in which their range is [-1, 1].
+# Given folders of models with inputs.npz and expected.npz, prints the largest differences, of
+# actions as if their range were [-1, 1].
 PROGRAM = """
 import importlib.util, json, pathlib, sys
 import numpy as np
@@ -92,7 +92,7 @@ def _config(command, pixels):
 
 
 def _make_run(path, command, pixels, wrap=()):
-    """Writes the directory of a run as training does, with weights that were not trained."""
+    """Writes the directory of a run as training does, with untrained weights."""
     common = {"env": ENV, "wrap": wrap, "agent": _config(command, pixels)}
     if pixels:
         options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
@@ -108,7 +108,7 @@ def _make_run(path, command, pixels, wrap=()):
     networks = agent.make_evaluation_policy(WeightsPart()).networks
     random = tf.random.Generator.from_seed(3)
     for network in networks.values():
-        for variable in network.variables:  # As trained ones: neither zeros nor ones.
+        for variable in network.variables:  # Like trained ones, neither zeros nor ones.
             variable.assign_add(tf.cast(0.1 * random.normal(variable.shape), variable.dtype))
     arrays = copy_variables(networks, [n for n, network in networks.items() if network.variables])
     state = {"environment_steps": 1000, "learner_steps": 400}
@@ -126,7 +126,7 @@ def _make_run(path, command, pixels, wrap=()):
 
 
 def _expected(run_dir):
-    """Returns the inputs of the exported model, and what the loaded policy answers to them."""
+    """Returns inputs for the exported model, and the loaded policy's outputs for them."""
     policy = load_policy(run_dir)
     environment = policy.make_environment(seed=2)
     flat = getattr(environment, "wrapped", environment) if policy.task.pixels else environment
@@ -238,8 +238,8 @@ def test_the_card_says_what_it_is(exported):
         '"policy_layers"',
     ):
         assert line in card, card
-    assert "mujoco" not in card  # The task has no part of it.
-    assert "licence" not in card  # It is for the owner to say.
+    assert "mujoco" not in card  # The task does not use it.
+    assert "licence" not in card  # Only the owner can choose it.
     pixels = (exported / "pixels" / "onnx" / "README.md").read_text()
     assert "uint8 [24, 24, 3]" in pixels and "float32, whatever they did in training" in pixels
 
@@ -271,7 +271,7 @@ def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
     model = standalone.Model(exported / "pixels" / "numpy" / "model.npz")
     inputs = np.load(exported / "pixels" / "inputs.npz")["observation"]
     expected = np.load(exported / "pixels" / "expected.npz")["action"]
-    for _ in range(2):  # The second episode knows nothing of the first.
+    for _ in range(2):  # The second episode does not depend on the first.
         model.reset()
         for observation, action in zip(inputs[:3], expected, strict=False):
             np.testing.assert_allclose(model.act(observation) / UNIT, action / UNIT, atol=1e-6)
@@ -286,7 +286,7 @@ def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
         match = f"expected observation of uint8 from 0 to 255, got {got}.*; scale and convert it"
         with pytest.raises(ValueError, match=match):
             model.act(wrong)
-    action = model.act(inputs[0].tolist())  # The wrong frames are in no stack.
+    action = model.act(inputs[0].tolist())  # The stack has no wrong frames.
     np.testing.assert_allclose(action / UNIT, expected[0] / UNIT, atol=1e-6)
     model = standalone.Model(exported / "td3" / "numpy" / "model.npz")
     with pytest.raises(TypeError, match=r"expected one array \[5\], .* vector: arm 0:4, height"):
@@ -302,7 +302,7 @@ def test_a_loaded_policy_takes_frames_of_its_environment_alone(exported):
         got = rf"got \[{len(wrong)}, 24, 3\] of {wrong.dtype}; use policy.make_environment"
         with pytest.raises(ValueError, match=rf"one array \[24, 24, 3\] of uint8, {got}"):
             policy.act(wrong)
-    np.testing.assert_array_equal(policy.act(frame), action)  # It is in no stack.
+    np.testing.assert_array_equal(policy.act(frame), action)  # The stack has no wrong frames.
     own = policy.adapt(range_fake.make(seed=2))
     np.testing.assert_array_equal(own.reset().observation, frame)
 
@@ -361,7 +361,7 @@ class HalfConfig(TD3Config):
 
 
 class Scaled(TD3):
-    """Has an argument beside config and spec."""
+    """Has an argument besides config and spec."""
 
     def __init__(self, config, environment_spec, scale):
         super().__init__(config, environment_spec)
@@ -390,7 +390,7 @@ def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
 
 
 class Other:
-    """An agent of a kind of its own, which has what `agents.agent.Agent` names."""
+    """Stands for an agent that has only what `agents.agent.Agent` requires."""
 
 
 def test_an_agent_that_does_not_say_how_it_acts_is_named():

@@ -1,4 +1,4 @@
-"""From a run's directory alone: its policy, its best checkpoint, and training that goes on."""
+"""From a run's directory alone: its policy, its best checkpoint, and continued training."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run, and the figures that its callback was given."""
+    """A finished run, and the figures that its callback received."""
     heard = []
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     run = rr.train("td3", run_dir=run_dir, on_evaluation=heard.append, **SETTINGS)
@@ -54,12 +54,12 @@ def run_dir(trained, tmp_path):
 
 @pytest.fixture(autouse=True)
 def keep_stderr(monkeypatch):
-    """The command filters the file descriptor of stderr, which would outlast the test."""
+    """Keeps the command from filtering stderr's file descriptor beyond the end of the test."""
     monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
 
 
 def command(capsys, *words):
-    """Runs `rl-replicator WORDS` here; returns its status, its output and its errors."""
+    """Runs `rl-replicator WORDS` in this process; returns its status, output and errors."""
     status = main.main([str(word) for word in words])
     return status, *capsys.readouterr()
 
@@ -301,7 +301,7 @@ def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"trainable": "resnet", "identity": {}}')
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path.parent))  # As `rl_replicator.train`.
+    monkeypatch.setenv("HOME", str(tmp_path.parent))  # Expands `~`, as `rl_replicator.train` does.
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(f"~/{tmp_path.name}")
 

@@ -6,7 +6,7 @@ from agents.replay.table import TABLE
 
 
 def make_table(layout, rate_limiter=None, max_times_sampled=1):
-    """Gives each item once, the oldest first."""
+    """Makes a table that gives each item `max_times_sampled` times, the oldest first."""
     return reverb.Table(
         TABLE,
         reverb.selectors.Fifo(),

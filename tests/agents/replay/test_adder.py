@@ -1,4 +1,4 @@
-"""n-step returns by hand, and what really lies in a Reverb table after an episode."""
+"""n-step returns by hand, and the actual contents of a Reverb table after an episode."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ def observation(t):
 
 
 def play(adder, rewards, last_discount):
-    """Adds an episode whose observation, action and reward tell the step they belong to."""
+    """Adds an episode whose observations and actions encode their step."""
     adder.add_first(dm_env.restart(observation(0)))
     for t, reward in enumerate(rewards):
         last = t == len(rewards) - 1
@@ -141,7 +141,7 @@ def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_ol
 
 
 def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
-    """Chunks of 8: a message to the server costs several times what its row does."""
+    """Rows are sent in chunks of 8: a message costs several times as much as the row in it."""
     adder = make_adder(server, layout, max_in_flight=32)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     client = server.localhost_client()
@@ -167,7 +167,7 @@ def test_the_return_of_a_real_environment_is_the_one_on_paper():
     left = np.arange(10, 0, -1)  # Steps to the end: sum of 0.9**i for i < left.
     np.testing.assert_allclose(transition.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
     np.testing.assert_array_equal(transition.discount, np.zeros(10))
-    # The environment shows the last action beside the time.
+    # An observation holds the time and the last action.
     np.testing.assert_allclose(transition.observation[1:, 1], transition.action[:-1, 0])
     np.testing.assert_array_equal(transition.next_observation, [[1.0, 1.0]] * 10)
     server.stop()
@@ -196,7 +196,7 @@ def full(layout):
 
 
 def test_the_last_rows_are_confirmed_however_late(full, layout):
-    """The learner samples in the second after the last step, not within half a second."""
+    """The learner samples one second after the last step, not within half a second."""
     waits = []
     adder = make_adder(full, layout, max_in_flight=32, on_wait=waits.append)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
@@ -240,13 +240,13 @@ def test_a_full_limiter_is_waited_for_aloud(full, layout):
 
 
 def test_a_long_episode_is_held_back_before_its_end(full, layout):
-    """Every 16 rows, or the rows of an actor that is held back would fill the memory."""
+    """Every 16 rows; otherwise, the rows of an actor that is held back would fill the memory."""
     client, held_back = full.localhost_client(), []
 
     def on_wait(seconds):
         assert 0.4 < seconds < 60
         held_back.append(step)
-        # No more than the limiter allows: it may have been asked in this step already.
+        # No more than the limiter allows: this step may have sampled already.
         limiter = client.server_info()[TABLE].rate_limiter_info
         allowed = limiter.insert_stats.completed - limiter.sample_stats.completed
         if allowed:  # A slow server may have confirmed nothing yet.

@@ -1,4 +1,4 @@
-"""Whole random episodes through a real table: each item is what loops over the episode give."""
+"""Random episodes through a real table: each item equals the result of loops over the episode."""
 
 import itertools
 
@@ -21,7 +21,7 @@ EXTRAS = {"log_prob": specs.Array((), np.float32), "mean": specs.Array((2, 2), n
 
 
 def extras_of(action):
-    """What an actor records with an action: as the action tells it."""
+    """What an actor records with an action: a function of that action."""
     return {"log_prob": np.float32(2) * action[0], "mean": np.outer(action, action)}
 
 
@@ -29,7 +29,7 @@ def make_episodes(random, shape):
     """[(observations [T + 1], actions [T], rewards [T], discounts [T], cut)]: all kinds of ends.
 
     An episode terminates (discount 0), is truncated (discount 1), ends with a discount in between,
-    or is cut off by whoever plays it (`cut`) and has no last step at all.
+    or is cut off by its player (`cut`) and has no last step.
     """
     episodes = []
     for length in random.permutation(LENGTHS * 4):
@@ -66,8 +66,8 @@ def play(adder, episodes, dtype):
 def expected_items(episodes, n_step):
     """[(episode, t, end, R, d)]: by the definition of an n-step return, for every step.
 
-    R = sum_{i<k} gamma^i (prod_{j<i} d_j) r_i and d = gamma^k prod_{j<k} d_j, with k = n, or as
-    many steps as there are left before a last one. What was cut off has full windows only.
+    R = sum_{i<k} gamma^i (prod_{j<i} d_j) r_i and d = gamma^k prod_{j<k} d_j, with k = n or, if
+    smaller, the number of steps left. Episodes that were cut off have full windows only.
     """
     items = []
     for number, (_, actions, rewards, discounts, cut) in enumerate(episodes):
@@ -82,7 +82,7 @@ def expected_items(episodes, n_step):
 
 
 def items_of(layout, dtype, n_step, episodes):
-    """What a table holds after the episodes: priorities of its items, all transitions in order."""
+    """The contents of a table after the episodes: its items' priorities, and all transitions."""
     table = reverb.Table(
         TABLE,
         sampler=reverb.selectors.Fifo(),
@@ -144,10 +144,10 @@ def test_rows_are_the_n_step_transitions_of_their_episodes(n_step, length):
 
 
 def in_items(transitions, length):
-    """The transitions of each item of frames, in order: an item has those of one episode.
+    """The transitions of each item of frames, in order; an item holds those of one episode.
 
-    What is left at the end of an episode is stored with those before it; an episode that is too
-    short repeats its own.
+    The last item of an episode is filled up with the transitions before it; an episode that is too
+    short for an item repeats its own.
     """
     found = []
     for _, group in itertools.groupby(transitions, key=lambda transition: transition[0]):
@@ -175,7 +175,7 @@ def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length, le
     assert len(got.reward) == len(expected)
 
     def stacked(frames, t):
-        """Frames t - S + 1 .. t, the oldest first; before the first there is the first."""
+        """Frames t - S + 1 .. t, the oldest first; the first frame replaces earlier ones."""
         return np.stack([frames[max(t - age, 0)] for age in reversed(range(stack))])
 
     for i, (number, t, end, total, discount) in enumerate(expected):

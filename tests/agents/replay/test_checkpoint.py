@@ -11,7 +11,7 @@ from rl_replicator.checkpoints import Checkpointer
 
 @pytest.mark.parametrize("has_links", [True, False])
 def test_the_same_replay_outlives_the_earlier_checkpoint(tmp_path, monkeypatch, has_links):
-    """A run that must end in haste saves it, also where the file system has no hard links."""
+    """A run that must end quickly saves it, even where the file system has no hard links."""
 
     def refuse(*paths):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

@@ -41,7 +41,7 @@ def make_episodes(lengths, random):
 
 
 def reference(episodes, stack, n_step):
-    """All transitions, from whole episodes held in history: what the replay must give back."""
+    """All transitions, computed from whole episodes: what the replay must return."""
     transitions = []
     for first, steps in episodes:
         frames = [first.observation, *(timestep.observation for _, timestep in steps)]
@@ -78,7 +78,7 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
             if not timestep.last():
                 seen.append(history.observe(timestep.observation))
 
-    # The last episode pushes those before it out of the writer, and may itself still be there.
+    # The last episode pushes those before it out of the writer, but may itself still be in it.
     expected = reference(episodes[:-1], stack, n_step)
     demand = LearnerDemand(len(expected), 1, 1)
     sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))

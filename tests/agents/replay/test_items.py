@@ -86,16 +86,16 @@ def test_the_last_item_repeats_its_rows(start):
     samples = reverb.Client(address).sample(TABLE, num_samples=2, emit_timesteps=False)
     rows = np.concatenate([np.reshape(one.data, [LENGTH, -1]) for one in samples])
     np.testing.assert_array_equal(rows[:, 0], [0, 1, 2, 3, 4, 5, 4, 5])
-    assert write(address, LENGTH).finish(60.0)  # One that is full repeats none.
+    assert write(address, LENGTH).finish(60.0)  # A full item repeats none.
     assert held(address) == 1
 
 
 def test_transitions_and_not_items_are_in_flight(start):
-    """The limiter lets one item in."""
+    """The limiter admits one item."""
     limiter = reverb.rate_limiters.Queue(1)
     address = start(queue_table.make_table(LAYOUT, rate_limiter=limiter))
     adder = write(address, 3 * LENGTH, in_flight=2 * LENGTH)
-    adder.flush()  # Two of three items are not in the table.
+    adder.flush()  # Two of the three items are not in the table yet.
     adder = write(address, 2 * LENGTH, in_flight=2 * LENGTH - 1)
 
     class GivenUpError(Exception):
@@ -134,15 +134,15 @@ def test_each_transition_of_an_item_serves_one_of_the_next_batches(start):
     assert (rounds // LENGTH == rounds[:, :1] // LENGTH).all()
     places = rounds % LENGTH
     np.testing.assert_array_equal(np.sort(places, 1), np.arange(LENGTH)[:, None] + 0 * places)
-    # All transitions are drawn alike: 9,600 draws of 20.
+    # All transitions are drawn equally often: 9,600 draws of 20.
     counts = np.bincount(batches.ravel(), minlength=5 * LENGTH)
     np.testing.assert_allclose(counts / counts.mean(), 1, atol=0.2)
-    # Items and places of a batch are independent of each other: chance makes a pair of them equal
-    # once in 5 and once in 4 times.
+    # Items and places within a batch are independent: two items are equal with probability 1/5, and
+    # two places with probability 1/4.
     for values, choices in ((rounds // LENGTH, 5), (places, LENGTH)):
         pairs = values[:, 0, :-1] == values[:, 0, 1:]
         assert pairs.mean() == pytest.approx(1 / choices, abs=0.05)
-    # What is known of an item is known of its transitions.
+    # Table size and probabilities are those of transitions, not of items.
     np.testing.assert_array_equal(sample.table_size, np.full(BATCH, 5 * LENGTH))
     np.testing.assert_allclose(sample.probabilities, np.full(BATCH, 1 / (5 * LENGTH)))
     assert sample.keys.shape == (BATCH,) and sample.transition.reward.shape == (BATCH,)
@@ -160,7 +160,7 @@ def test_two_transitions_are_enough_for_an_item(start):
 
 
 def test_batches_of_frames_have_the_stacks_of_their_steps(start):
-    """Frame t of an episode is t everywhere, and so is the action at it."""
+    """All pixels of an episode's frame t are t, and so is the action at it."""
     layout = FrameLayout(FRAMES, 3, 2, 4, transitions_per_item=LENGTH)
     address = start(make_table(CONFIG, DEMAND, layout))
     adder = make_adder(address, layout, n_step=2)
@@ -171,7 +171,7 @@ def test_batches_of_frames_have_the_stacks_of_their_steps(start):
             end = dm_env.termination if t == length - 1 else dm_env.transition
             adder.add(np.array([t], np.float32), end(1.0, frames[t + 1]))
     assert adder.finish(60.0)
-    assert held(address) == 4  # 4 + 4 + 2 (with two of those before) and 3 (one of them twice).
+    assert held(address) == 4  # 4 + 4 + 2 (with the two before them) and 3 (one of them twice).
     samples = list(itertools.islice(make_input_fn([address], layout, DEMAND)(None), 200 * LENGTH))
 
     def joined(parts):
@@ -183,7 +183,7 @@ def test_batches_of_frames_have_the_stacks_of_their_steps(start):
     pixels, ages = observations.reshape(len(steps), 3, -1), np.array([-2, -1, 0])
     np.testing.assert_array_equal(pixels.min(2), np.maximum(steps + ages, 0))
     np.testing.assert_array_equal(pixels.max(2), pixels.min(2))
-    # Two steps later, or one, after the last of which there is nothing.
+    # Two steps later, or one for the last transition of an episode.
     later = joined(sample.transition.next_observation for sample in samples)[:, :, 0, 0, 0]
     rewards = joined(sample.transition.reward for sample in samples)
     discounts = joined(sample.transition.discount for sample in samples)
@@ -216,7 +216,7 @@ def test_limits_are_transitions():
     info = make_table(config, DEMAND, LAYOUT).info
     assert info.max_size == 251 and info.rate_limiter_info.min_size_to_sample == 51
     assert info.rate_limiter_info.samples_per_insert == 16.0
-    # In flight: one draw in the sampler, one that is given out, and three batches on their way to
+    # In flight: one draw in the sampler, one being handed out, and three batches on their way to
     # the step.
     assert DEMAND.transitions_in_flight(LENGTH) == (2 * LENGTH + 3) * BATCH
     large = LearnerDemand(256, 16, 1)
@@ -261,7 +261,7 @@ def test_which_tables_have_items_of_several_transitions():
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_an_input_that_is_freed_lets_its_table_go(is_stopped):
-    """A sampler of a stopped server would ask its table again a thousand times a second."""
+    """A sampler of a stopped server would retry a thousand times a second."""
     servers = []
 
     def use():

@@ -15,9 +15,9 @@ FRAME_BYTES = 64 * 64 * 3
 
 
 class Noise(dm_env.Environment):
-    """Frames whose first rows are noise, which nothing compresses; the others stand still.
+    """Frames whose first rows are incompressible noise; the other rows are constant.
 
-    A frame has as many noisy rows as its place in the episode: `rows[t]` at time t.
+    The frame at time t of an episode has `rows[t]` noisy rows.
     """
 
     def __init__(self, rows):
@@ -47,7 +47,7 @@ class Noise(dm_env.Environment):
 
 
 class Scenes(Noise):
-    """A new scene of noise in each episode, which stands still."""
+    """Each episode shows a new, static scene of noise."""
 
     def _observe(self):
         if self._time == 0:
@@ -71,12 +71,12 @@ def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
     assert size.num_bytes == 1000 * size.bytes_each
     ratio = FRAME_BYTES / size.bytes_each
     assert f"({ratio:.1f} : 1 as measured on 60 frames of random actions)" in str(size)
-    # Snappy needs 5 % of a frame where all is the same; 1,750 bytes are an item without frames.
+    # Snappy compresses a constant frame to 5 %; an item without frames takes 1,750 bytes.
     assert size.bytes_each - 1_750 == pytest.approx(share * FRAME_BYTES, abs=0.06 * FRAME_BYTES)
 
 
 def test_longer_chunks_share_more():
-    """Frames that hold the same noise cost it once in a chunk."""
+    """Noise that several frames share is stored once per chunk."""
 
     class Same(Noise):
         def _observe(self):
@@ -89,7 +89,7 @@ def test_longer_chunks_share_more():
 
 
 def test_an_item_of_several_transitions_is_shared():
-    """`python -m bench.pixel_replay` has 1,315 bytes less in items of 8 than in items of 1."""
+    """`python -m bench.pixel_replay` measures 1,315 bytes less in items of 8 than in items of 1."""
     sizes = [estimated(Noise((0,) * 99), length=length).bytes_each for length in (1, 8)]
     assert sizes[0] - sizes[1] == pytest.approx(1315, rel=0.05)
 
@@ -98,10 +98,10 @@ def test_an_item_of_several_transitions_is_shared():
 def test_an_episode_has_a_whole_frame_and_repeated_ones(actions, length):
     size = estimated(Scenes((64,) * (actions + 1)), length=length)
     rows, items = max(actions, length), math.ceil(actions / length)
-    still = (rows + 5) * FRAME_BYTES / 21  # As compressed, with those of the stack and the padding.
+    still = (rows + 5) * FRAME_BYTES / 21  # Compressed, with those of the stack and the padding.
     episode = FRAME_BYTES + still + items * 1_500 + rows * 250
     assert size.num_bytes == pytest.approx(1000 * episode / actions, rel=0.03)
-    # A table counts eight transitions for each item.
+    # A table counts `length` transitions for each item.
     assert size.transitions == math.ceil(1000 * items * length / actions)
     full = estimated(Scenes((64,) * (actions + 1)), max_size=100, length=length)
     assert full.num_bytes == pytest.approx(100 / length * episode / items, rel=0.03)

@@ -18,7 +18,7 @@ from tests.agents.fixed_samples import make_spec
 LAYOUT = TransitionLayout(make_spec(1, 1))
 CONFIG = ReplayConfig(min_size=6, samples_per_insert=10_000.0, priority_exponent=1.0)
 DEMAND = LearnerDemand(global_batch_size=8, steps_per_call=1, num_replicas=1)
-# Of the items of each shard, whose observations are 10 * shard + index.
+# The priorities of each shard's items, whose observations are 10 * shard + index.
 PRIORITIES = [[1.0, 3.0, 4.0], [2.0, 2.0, 1.0, 5.0]]
 
 
@@ -59,7 +59,7 @@ def test_the_shards_share_the_limits():
 
 
 def test_too_small_tables_are_refused_with_what_all_of_them_need():
-    """Each of 4 needs two items of 8 transitions: 16, and the fourth part of 61 is rounded up."""
+    """Each of 4 tables needs two items of 8 transitions: 16, a quarter of 61 rounded up."""
     demand = LearnerDemand(8, 1, 1)
     fits, less = (ReplayConfig(min_size=size, samples_per_insert=64.0) for size in (61, 60))
     error_buffer(fits, demand, 8, num_shards=4)

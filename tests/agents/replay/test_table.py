@@ -24,7 +24,7 @@ def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
     assert demand.transitions_in_flight(1) == 8 * 256
     config = ReplayConfig(min_size=1000, samples_per_insert=64.0)
     assert error_buffer(config, demand, 1) == 2 * (4096 + 8 * 256)
-    # The least is a tenth of the rows with which it starts, but at most 100, and two inserts.
+    # It is at least two inserts, and at least a tenth of the minimum size, or 100 rows if less.
     late = dataclasses.replace(config, min_size=5_000, samples_per_insert=256.0)
     assert error_buffer(late, demand, 1) == 100 * 256
     tenth = dataclasses.replace(config, min_size=500, samples_per_insert=256.0)
@@ -119,8 +119,8 @@ def test_priorities_reach_the_table(server, layout, lowest):
         seen = {value: info.priority for value, info in draw(client, 200)}
         if seen.get(0) == 9.0:
             break
-    # The last one wins, and a priority of 0, or one that is no number, keeps the small chance that
-    # the writer gives it: it is drawn 19 times in 3,000.
+    # The last priority wins. The writer replaces a priority that is 0 or not finite by a small one,
+    # with which an item is drawn about 19 times in 3,000.
     seen = {value: info.priority for value, info in draw(client, 3000)}
     assert seen == {0: 9.0, 1: 4.0, 2: pytest.approx(1e-3)}
     assert writer.num_dropped_batches == 0
@@ -136,7 +136,7 @@ def test_priorities_never_wait_for_the_table(server):
 
 
 def test_a_full_queue_drops_its_oldest_batch(monkeypatch):
-    """The newest priorities are the truest: the learner has made them with its newest weights."""
+    """The newest priorities are the most accurate: they come from the learner's newest weights."""
     is_busy, may_go_on, written = threading.Event(), threading.Event(), []
 
     class SlowTable:

@@ -1,4 +1,4 @@
-"""Directories of runs, made by the writers of runs."""
+"""Run directories, written by the same code as real ones."""
 
 import pytest
 

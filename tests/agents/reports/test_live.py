@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def ask(make_run):
-    """A function that asks for a path, with its `run` and its `server`."""
+    """A function that requests a path, with the attributes `run` and `server`."""
     run = make_run("one", {100: 12.0})
     with LiveServer(LivePage([run], None, 1e6), 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -50,7 +50,7 @@ def test_it_follows_the_run(ask):
     assert status == 200 and 'data-refresh="2000"' in text
     assert re.search(r"<b>12\.0</b>", text)
     assert int(headers["Content-Length"]) == len(text.encode())
-    # No more than the head if nothing has changed; a minute may have passed in between.
+    # Only the head if nothing has changed; a minute may have passed in between.
     status, text, again = ask(If_None_Match=headers["ETag"])
     assert (status, text) == (304, "") or again["ETag"] != headers["ETag"]
     writer = MetricWriter(ask.run, "environment_steps")
@@ -90,7 +90,7 @@ def test_nothing_else_is_served(ask):
     assert ask(method="POST")[0] == 501
     assert ask(Host="attacker.example")[0] == 403
     assert ask(Host="127.0.0.1.attacker.example:80")[0] == 403
-    # Without its port, which is 80, through a tunnel, and in capitals.
+    # Without a port (that is, 80), through a tunnel, and in capitals.
     for host in ("127.0.0.1", "127.0.0.1:9000", f"LocalHost:{ask.server.port}"):
         assert ask(Host=host)[0] == 200
     assert ask.server.server_address[0] == "127.0.0.1"

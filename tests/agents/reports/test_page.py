@@ -1,4 +1,4 @@
-"""The page holds the figures of the runs, and needs nothing but itself."""
+"""The page shows the figures of the runs, and is self-contained."""
 
 import base64
 import errno
@@ -102,7 +102,7 @@ def test_the_chart_draws_mean_and_band(run_dirs):
     assert data["end"] == 200
     (line,) = data["lines"]
     assert line["y"] == [150, 315] and (line["low"], line["high"]) == ([150, 310], [150, 320])
-    # From the top at 400 or so: the lower end of the axis is zero.
+    # Measured from the top, which is at about 400; the axis starts at zero.
     (stroke,) = re.findall('<path d="M500 ([\\d.]+)L1000 ([\\d.]+)" class="line c0">', text)
     heights = 1000 - np.array(stroke, float)
     assert heights[1] / heights[0] == pytest.approx(315 / 150, rel=1e-3)
@@ -162,7 +162,7 @@ def test_the_direction_of_the_score_decides_which_is_best(
 
 
 def test_figures_of_agents_and_learners_have_charts_of_their_own(make_run, make_learner_run):
-    """Their steps are not the same."""
+    """Their steps do not mean the same."""
     run = make_run("one", {})
     writer = MetricWriter(run, "environment_steps")
     for step, loss in ((100, 2.0), (3000, 1.0)):

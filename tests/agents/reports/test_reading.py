@@ -1,4 +1,4 @@
-"""Runs are grouped by config and figure; what can't be read is left out with its reason."""
+"""Runs are grouped by config and figure; unreadable runs are left out with a reason."""
 
 import dataclasses
 import json
@@ -106,7 +106,7 @@ def test_a_run_in_epochs_is_complete_at_the_end_that_its_score_names(make_learne
 def test_a_run_that_does_not_say_when_it_ends_is_complete_when_it_has_finished(
     make_learner_run, lacking, accuracies
 ):
-    """One that evaluates nothing has no score."""
+    """A run that evaluates nothing has no score."""
     run = make_learner_run("one", {10: 2.0, 20: 1.0}, accuracies)
     config = json.loads((run / "config.json").read_text())
     del config[lacking]
@@ -187,7 +187,7 @@ def make_pixel_run(tmp_path):
 
 
 def test_the_action_repeats_of_tasks_make_no_configs(make_pixel_run):
-    """The discount of an action follows from its length, unless one is asked for."""
+    """The discount of an action follows from its length unless the user sets one."""
     runs = [
         make_pixel_run("cartpole", "cartpole:swingup"),
         make_pixel_run("cheetah", "cheetah:run"),

@@ -19,7 +19,7 @@ STILL = [0.0, 200, 300, 480, 470, 490, 480, 485, 475]
 
 
 def write(run_dir, returns, learner=None, **evaluator):
-    """A run whose evaluations have two kinds of episodes, unless said otherwise."""
+    """Writes a run; by default, each evaluation has both a failed and a good episode."""
     writer = MetricWriter(run_dir, "environment_steps")
     for index, value in enumerate(returns):
         row = {"episode_return": value, "episode_return_min": 0.0, "episode_return_max": 970.0}
@@ -136,7 +136,7 @@ def test_a_chosen_value_range_may_be_too_small(tmp_path, side, words):
     write(tmp_path, STILL, {f"value_edge_mass_{side}": 0.31})
     (line,) = advice.advise(tmp_path, RANGE_OPTIONS)
     assert f"{words}-{'max' if side == 'high' else 'min'}" in line
-    # The range that follows from the rewards holds all returns: without reward, all are on an edge.
+    # A range derived from the rewards holds all returns; without rewards, all are on its edge.
     (line,) = advice.advise(tmp_path, OPTIONS)
     assert "no figure points to a cause" in line
 

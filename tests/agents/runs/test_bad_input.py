@@ -1,4 +1,4 @@
-"""What cannot work is refused with one line, before anything starts."""
+"""Options that cannot work are refused with one line, before anything starts."""
 
 import dataclasses
 import os
@@ -92,7 +92,7 @@ def test_one_line(words, message, tmp_path, monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class AmbiguousConfig(D4PGConfig):
-    """A path that is stored like a text."""
+    """A path, which would be stored like a string."""
 
     teacher: str | Path = Path("here")
 
@@ -125,7 +125,7 @@ def test_stored_hyper_parameters_replace_the_default_ones_one_by_one():
     agent = dataclasses.replace(d4pg.command, config=kind, presets={})
     changes = {"scales": {"b": 2.0}, "replay": {"max_size": 9_000}}
     made = agent.options_from({"env": "environments.fakes:target", "agent": changes}).agent
-    assert made.scales == {"b": 2.0}  # A setting, and no group of settings.
+    assert made.scales == {"b": 2.0}  # One setting, not a group of settings.
     assert made.replay == dataclasses.replace(D4PGConfig().replay, max_size=9_000)
 
 
@@ -185,7 +185,7 @@ def test_auto_is_what_the_run_began_with():
     assert config.discount == "auto"
     assert settled(config, {"discount": 0.97}).discount == 0.97
     asked = PixelD4PGConfig(precision="float32")
-    assert settled(asked, {"precision": "bfloat16"}).precision == "float32"  # Then refused.
+    assert settled(asked, {"precision": "bfloat16"}).precision == "float32"  # Refused later.
     assert settled(D4PGConfig(), {}) == D4PGConfig()
 
 

@@ -117,7 +117,7 @@ def test_the_actors_that_a_run_has_are_doubled(tmp_path):
     writer.write("time", 100, shares)
     writer.close()
     assert "try --actors 2 " in bottleneck.explain(tmp_path, STATE)[-1]
-    (tmp_path / actor_count.FILE).write_text('{"actors": 6}')  # By `scale`.
+    (tmp_path / actor_count.FILE).write_text('{"actors": 6}')  # As `scale` does.
     assert "try --actors 12 " in bottleneck.explain(tmp_path, STATE)[-1]
 
 

@@ -39,9 +39,9 @@ def make(run, every, code=TOUCH, restored=0):
 
 
 def films(run, expected):
-    """The films, once they are those that are expected, or after a while.
+    """The films, once they are as expected, or after a timeout.
 
-    Those that are being made have names of their own, with random digits.
+    The random digits in the names of unfinished films are removed.
     """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -60,7 +60,7 @@ def test_a_film_every_so_many_steps(run):
     one.tick(1040)
     assert films(run, ["000001040.mp4"]) == ["000001040.mp4"]
     one._process.wait()
-    one.tick(1900)  # The next one is due at 2,000, and not 1,000 after the last.
+    one.tick(1900)  # The next one is due at 2,000, not 1,000 steps after the last.
     one.tick(2000)
     expected = ["000001040.mp4", "000002000.mp4"]
     assert films(run, expected) == expected

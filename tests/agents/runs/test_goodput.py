@@ -1,4 +1,4 @@
-"""What restarts have cost a run."""
+"""The time that restarts have cost a run."""
 
 import pytest
 
@@ -20,12 +20,12 @@ def undisturbed(seconds):
 def test_an_undisturbed_run_loses_nothing(tmp_path):
     write(tmp_path, undisturbed(60))
     assert goodput.lost_seconds(tmp_path, None) == (0.0, pytest.approx(59.0))
-    # The row that was due is no loss.
+    # The wait for the next row is no loss.
     assert goodput.lost_seconds(tmp_path, 60.9) == (0.0, pytest.approx(59.0))
 
 
 def test_the_time_of_a_restart_and_of_repeated_steps_is_lost(tmp_path):
-    """Down from 30 s to 40 s, and back at the steps of second 25: level again after 45 s."""
+    """Down from 30 s to 40 s and back at the steps of second 25, it catches up after 45 s."""
     after = [(second + 10.0, 100 * (second - 5)) for second in range(30, 80)]
     write(tmp_path, undisturbed(31) + after)
     lost, trained = goodput.lost_seconds(tmp_path, None)

@@ -1,4 +1,4 @@
-"""A run directory that version 0.1.0 made: it is evaluated as then, and continued once migrated."""
+"""A run directory of version 0.1.0 is evaluated as before, and continued once it is migrated."""
 
 import json
 import shutil
@@ -116,7 +116,7 @@ def test_a_run_in_which_a_process_trains_is_not_migrated(old_run, capfd):
     assert not (old_run / "config.json.old").exists()
 
 
-# Of a run from pixels, where 0.1.0 wrote `picture` and these variables beside those of the state.
+# Old and new names of variables that only runs from pixels have; there, 0.1.0 also wrote `picture`.
 PIXEL_VARIABLES = {
     "module/encoder/_blocks/0/_w": "module/online/encoder/_blocks/0/_w",
     "module/target_encoder/_blocks/3/_b": "module/target/encoder/_blocks/3/_b",

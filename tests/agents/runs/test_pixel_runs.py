@@ -1,4 +1,4 @@
-"""Whole runs from pixels: they learn, go on, are filmed, and refuse what does not fit."""
+"""Whole runs from pixels: they learn, continue, are filmed, and refuse what does not fit."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ SMALL = PixelD4PGConfig(
     critic_learning_rate=2e-3,
     target_update_rate=0.05,
     exploration_sigma=0.5,
-    # TensorFlow has no oneDNN in tests, which "auto" does not see; bfloat16 is many times slower.
+    # "auto" does not detect that tests disable oneDNN, without which bfloat16 is many times slower.
     precision="float32",
     exploration_steps=2000,
     replay=FrameReplayConfig(min_size=200, samples_per_insert=16.0),
@@ -88,7 +88,7 @@ def test_it_goes_on_with_two_replicas(finished, capsys):
     assert bottleneck.explain(finished, {})
     capsys.readouterr()
     assert d4pg.command.train(options(finished, steps=1700, replicas="2")) == 0
-    # What the run spent its time on before, with other options, is not printed again.
+    # The time split of the first part, with other options, is not printed again.
     assert "time of the" not in capsys.readouterr().out
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
@@ -126,7 +126,7 @@ def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
 
 
 def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, monkeypatch):
-    """The discount of an action and the renderer are those of its own task and machine."""
+    """Its discount of an action and its renderer follow from its own task and machine."""
     monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
@@ -165,13 +165,13 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
     assert after["identity"] == before["identity"]
     assert after["options"] == before["options"] | {"steps": 1700}
 
-    # An earlier version has stored what the run had decided as if it had been asked for.
+    # Earlier versions stored the values that a run had decided as if the user had set them.
     old = before | {"options": before["options"] | {"agent": used["agent"]}}
     first.replace_config(old)
     assert identity("--env", "walker:walk")["agent"]["discount"] == DISCOUNT_OF_STEP**2
     train.run(["--run-dir", str(first.path)])
     assert first.config() == old
-    old["options"]["agent"]["discount"] = 0.97  # Asked for.
+    old["options"]["agent"]["discount"] = 0.97  # Set by the user.
     first.replace_config(old)
     assert identity("--env", "walker:walk")["agent"]["discount"] == 0.97
 

@@ -79,7 +79,7 @@ def test_a_run_keeps_its_preset_and_its_observations(tmp_path, word, message):
     ],
 )
 def test_so_do_the_settings_of_a_run(tmp_path, monkeypatch, setting, message):
-    """A run's config.json has every hyper-parameter, so another preset would change its name."""
+    """A run's config.json has every hyper-parameter: another preset would change its name alone."""
     monkeypatch.setattr(type(d4pg.command), "train", lambda *_: 0)
     chosen, file = parse(d4pg), tmp_path / "config.json"
     stored = {"trainable": "d4pg", "identity": chosen.identity, "options": chosen.plain()}

@@ -1,4 +1,4 @@
-"""`rl-replicator replay`: figures of what Reverb has stored, which stays as it is."""
+"""`rl-replicator replay`: figures of Reverb's stored tables, which are left unchanged."""
 
 import dataclasses
 import json
@@ -26,12 +26,12 @@ CHAIN = "environments.fakes:chain"
 
 @pytest.fixture(autouse=True)
 def keep_stderr(monkeypatch):
-    """The command filters the file descriptor of stderr, which would outlast the test."""
+    """Keeps the command from filtering stderr's file descriptor beyond the end of the test."""
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
 
 
 class Files:
-    """A part of a checkpoint with files that are there."""
+    """A part of a checkpoint that copies existing files."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -101,7 +101,7 @@ def test_figures(run_dir, capsys):
     assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 1000, 100)
     assert found["recorded"] == 0
     assert found["age"] == {"min": 0, "median": 49.5, "max": 99}
-    # One of 9 = 81 ** 0.5 beside 99 of 1.
+    # One item of 9 = 81 ** 0.5 and 99 items of 1.
     priority = found["priority"]
     assert priority["mass_of_top_1_percent"] == pytest.approx(9 / 108)
     assert (priority["min"], priority["max"], priority["exponent"]) == (1, 81, 0.5)
@@ -118,7 +118,7 @@ def test_figures(run_dir, capsys):
 
 def test_every_sample_is_counted(run_dir, tmp_path):
     folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
-    # Reverb's client asks for more samples than it returns.
+    # Reverb's client requests more samples than it returns.
     assert (
         inspection.read(make_agent(1)[1], folder, tmp_path / "scratch", 1).times_sampled.sum() >= 40
     )
@@ -143,7 +143,7 @@ def test_transitions_of_an_item_count_alone(tmp_path):
 
 
 def add_server(run_dir):
-    """Makes it a run of two replay servers with equal rows; returns its newest checkpoint."""
+    """Turns a run into one of two replay servers with equal rows; returns its newest checkpoint."""
     config = json.loads((run_dir / "config.json").read_text())
     config["identity"]["replay_shards"] = 2
     (run_dir / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""The number of actors of a run, changed while it trains and remembered after it."""
+"""A run's number of actors is changed while it trains, and remembered afterwards."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ def options(run_dir, **changes):
 
 
 def acting(run_dir, since=0):
-    """Numbers of the actors that have finished an episode after so many steps."""
+    """Indices of the actors that have finished an episode after `since` steps."""
     rows = read_metrics(run_dir, "actor")  # Without columns while the file is still empty.
     pairs = zip(rows.get("actor", ()), rows.get("environment_steps", ()), strict=True)
     return {int(a) for a, s in pairs if s > since}
@@ -85,7 +85,7 @@ def test_actors_are_added_and_taken_away_and_the_number_is_remembered(tmp_path):
         "3 to 2",
     ]
 
-    # The same command again has the two actors.
+    # The same command again starts two actors.
     assert d4pg.command.train(options(run_dir, steps=STEPS + 600)) == 0
     assert acting(run_dir, since=STEPS + 100) == {0, 1}
     assert steps_done(run_dir) == STEPS + 600
@@ -132,7 +132,7 @@ def test_actors_that_are_wanted_again_before_all_have_ended_are_all_there_in_the
 
 
 def described(run_dir, **changes):
-    """A run directory whose run has begun, and is not live."""
+    """The directory of a run that has begun and is not live."""
     settings = {
         "actors": 2,
         "envs_per_actor": 3,
@@ -165,7 +165,7 @@ def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
 
     same, other = options(tmp_path, actors=2), options(tmp_path, actors=3)
     assert scaling.settle(run, same).actors == 4
-    assert scaling.settle(run, other).actors == 3  # A newer wish.
+    assert scaling.settle(run, other).actors == 3  # A newer request.
     scaling.forget_older(run, 2)
     assert actor_count.read(tmp_path) is not None
     scaling.forget_older(run, 3)
@@ -194,7 +194,7 @@ def test_a_wish_that_is_taken_back_while_the_run_starts_is_noticed(tmp_path):
         wait_for(lambda: actor_count.read(tmp_path) == 1)
         mistaken.join(60)
         assert lines == {3: f"{tmp_path}: another command has asked for 1 actors since"}
-        # Now its nodes are up.
+        # Now the run's nodes are up.
         scaler = scaling.Scaler(tmp_path, 1, FakeManager(), lambda index, count: None)
         for _ in range(2):
             scaler.tick(counter)
@@ -213,7 +213,7 @@ class FakeManager:
 def test_a_number_of_an_earlier_process_is_no_news(tmp_path):
     run = described(tmp_path, actors=1, replay_shards=1, caches=0)
     scaling.request(tmp_path, 3)
-    time.sleep(0.02)  # The clock of a file system has ticks.
+    time.sleep(0.02)  # File timestamps are coarse.
     run.describe("d4pg", {}, run.config()["options"])
     scaler = scaling.Scaler(tmp_path, 3, FakeManager(), lambda index, count: None)
     scaler.tick(Counter(tmp_path, total_steps=1000, restored=None))
@@ -235,14 +235,14 @@ def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):
     line = scaling.request(run_dir, 2)
     assert line == f"{run_dir}: 3 to 2 actors, when the run is continued with its command"
     train.run(["--run-dir", str(run_dir)])
-    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # The number of its command.
-    train.run(["--run-dir", str(run_dir), "--actors", "3"])  # Another one replaces it,
-    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # and so does this.
+    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # As in its first command: no change.
+    train.run(["--run-dir", str(run_dir), "--actors", "3"])  # Another number replaces 2,
+    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # and now 1 replaces 3.
     assert counts == [1, 3, 2, 2, 3, 1]
 
 
 def test_a_run_of_an_earlier_version_is_scaled(tmp_path):
-    """Its settings lack those that came later."""
+    """Its settings lack the ones that were added later."""
     config = {"trainable": "d4pg", "identity": {}, "options": {"actors": 2, "launch": "threads"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "2 to 3 actors" in scaling.request(tmp_path, 3)

@@ -1,4 +1,4 @@
-"""Whole runs: they train, stop, are killed, go on, and refuse what they cannot do."""
+"""Whole runs: they train, stop, are killed, continue, and refuse what they cannot do."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def latest_progress(run_dir):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A complete run in threads, to be copied and gone on with."""
+    """A complete run in threads, which tests copy and continue."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
     assert d4pg.command.train(options(run_dir, profile_steps="8:16")) == 0
     return run_dir
@@ -88,7 +88,7 @@ def test_a_run_leaves_what_it_promises(finished):
     row = results.read_run(finished)[-1]
     assert row.return_min <= row.return_median <= row.return_max and row.agent == "d4pg"
     split = {name: column[-1] for name, column in read_metrics(finished, "time").items()}
-    # The learner reports its time once a second: so short a run may have no report.
+    # The learner reports its time once a second: a run as short as this may have no report.
     spent = [share for name, share in split.items() if name.startswith("actor_")]
     assert len(spent) >= 4 and 0 < sum(spent) <= 1.2
     metrics = read_metrics(finished, "learner")
@@ -145,11 +145,11 @@ def test_a_replay_that_may_fill_the_memory_warns_first(
 
 
 def test_a_manifest_that_is_damaged_is_no_obstacle(run_dir, caplog):
-    """Nobody looks into the newest checkpoint before it is known to be intact."""
+    """The newest checkpoint is not read before it is known to be intact."""
     intact = Checkpointer(run_dir / "checkpoints").latest()
     damaged = shutil.copytree(intact.path, intact.path.with_name("999999_step_1"))
     (damaged / "manifest.json").write_text("{")
-    assert d4pg.command.train(options(run_dir)) == 0  # It is finished, as the one before says.
+    assert d4pg.command.train(options(run_dir)) == 0  # It is finished at the one before.
     assert "checkpoint of step 1 is damaged" in caplog.text and not damaged.exists()
 
 
@@ -190,7 +190,7 @@ def test_fewer_steps_than_a_run_has_taken_are_refused_without_other_advice(run_d
 
 
 def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys, monkeypatch):
-    """The last action of each of its actors was repeated beyond them."""
+    """Each actor's last action was repeated beyond the run's steps."""
     progress = latest_progress(run_dir) | {"environment_steps": 1030}
     Checkpointer(run_dir / "checkpoints").save(
         progress["learner_steps"], {"progress": JsonPart(lambda: progress, lambda _: None)}
@@ -307,7 +307,7 @@ COMMAND = [
 
 @pytest.fixture
 def start():
-    """Starts the command; what a failed test has left running is killed."""
+    """Starts the command; kills what a failed test has left running."""
     processes = []
 
     def start(run_dir, *more):
@@ -322,7 +322,7 @@ def start():
 
 def _start(run_dir, *more):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As a user's shell has it.
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As in a user's shell.
     return subprocess.Popen(
         [*forked.python(), *COMMAND, "--run-dir", str(run_dir), *more],
         env=environment,
@@ -349,7 +349,7 @@ def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0)
         try:
             progress = latest_progress(run_dir)
         except (AttributeError, FileNotFoundError):
-            return None  # None yet, or the one just read was replaced.
+            return None  # There is none yet, or it was replaced while being read.
         return progress if progress[counter] > above else None
 
     return wait_until(checkpoint, process)
@@ -361,7 +361,7 @@ def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys,
         is_sent = False
 
         def evaluated(self, figures):
-            if not self.is_sent:  # A second Ctrl-C ends the process at once.
+            if not self.is_sent:  # A second Ctrl-C ends the process immediately.
                 self.is_sent = True
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -378,11 +378,11 @@ def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys,
 
 @pytest.mark.timeout(240)
 def test_a_run_within_a_program_that_stops_is_stopped_and_not_complete(tmp_path, capsys):
-    """No signal ends it, and it has been evaluated before."""
+    """No signal ends it, and it has already been evaluated."""
     raised = []
 
     def node():
-        lp.stop_event()  # On a slow machine, too, nothing interrupts the end of the run.
+        lp.stop_event()  # So that nothing interrupts the run's end, even on a slow machine.
         try:
             rl_replicator.train(
                 "d4pg",
@@ -407,7 +407,7 @@ def test_a_run_within_a_program_that_stops_is_stopped_and_not_complete(tmp_path,
     assert not (tmp_path / "run" / "evaluation.png").exists()
 
 
-@pytest.mark.parametrize("at_step", [400, 1000])  # The last may come when all nodes have ended.
+@pytest.mark.parametrize("at_step", [400, 1000])  # The last may come after all nodes have ended.
 def test_a_failure_of_the_listener_is_recorded_and_told_to_trackers(tmp_path, monkeypatch, at_step):
     class Failing(RunListener):
         def evaluated(self, figures):
@@ -445,12 +445,12 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     assert len(output.strip().splitlines()) == 1, output
 
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)  # One second alone.
+    output, _ = process.communicate(timeout=120)  # Takes a second on an idle machine.
     assert process.returncode == 130 and "stopped and saved" in output
     assert events.read(run_dir)[-1].event == "stopped"
     assert latest_progress(run_dir)["environment_steps"] >= later["environment_steps"]
     episodes = read_metrics(run_dir, "actor")["episodes"]
-    assert (np.diff(episodes) == 1).all()  # None is missing or told twice.
+    assert (np.diff(episodes) == 1).all()  # None is missing or written twice.
 
 
 @pytest.mark.processes
@@ -480,7 +480,7 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     wait_for_checkpoints(run_dir, process, "learner_steps", above=steps + 100)
     assert wait_until(both_actors, process) == {0.0, 1.0}
 
-    def enough_rows():  # Of fewer, nothing is said about goodput.
+    def enough_rows():  # With fewer, no goodput is printed.
         return len(read_metrics(run_dir, "learner").get("learner_steps", ())) >= 4
 
     wait_until(enough_rows, process)

@@ -26,7 +26,7 @@ def test_the_density_of_a_squashed_gaussian():
 
 
 def test_the_density_far_out_is_finite():
-    """Where 1 - tanh(u)**2 is 0 in float32: log(4) - 2 u for large u."""
+    """For large u, 1 - tanh(u)**2 is 0 in float32, but its logarithm is log(4) - 2 u."""
     _, log_prob = losses.squashed_sample(
         tf.constant([[50.0]]), tf.constant([[1.0]]), tf.constant([[0.0]])
     )
@@ -78,7 +78,7 @@ def test_the_temperature_grows_while_the_entropy_is_below_its_target():
         assert of_log_prob is None
         return of_alpha
 
-    # -0.5 * (3 - 2) = -0.5: descending raises log(alpha). At the target it rests.
+    # -0.5 * (3 - 2) = -0.5: descending raises log(alpha). At the target, it stays.
     np.testing.assert_allclose(gradient(entropy=-3.0), -0.5, rtol=1e-6)
     np.testing.assert_allclose(gradient(entropy=-2.0), 0.0, atol=1e-7)
     np.testing.assert_allclose(gradient(entropy=1.0), 1.5, rtol=1e-6)

@@ -58,7 +58,7 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
 
 
 class FakeAgent:
-    """Follows `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
     def options_type(self, args):
         return FakeOptions
@@ -96,7 +96,7 @@ fake = FakeAgent()
 
 
 def quick(seed):
-    """Environment of runs that end at once."""
+    """Environment of runs that end immediately."""
     from environments import fakes
 
     return fakes.target(seed)

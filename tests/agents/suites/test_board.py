@@ -1,4 +1,4 @@
-"""The table that fills up."""
+"""The table that fills up during a suite."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def test_cells(tmp_path):
         ["c:d", "50%", "(7)", "-", "10"],
         ["e:f", "failed"],
     ]
-    # The mean of what is there beside that of the published algorithm over the same tasks.
+    # The mean over tasks with results, and the published algorithm's mean over the same tasks.
     statuses[2] = make(tmp_path, "c:d", 1, State.DONE, [(100, 50)])
     assert board.text(statuses, 100, ANCHORS).splitlines()[-1].split() == [
         *("mean", "of", "2", "tasks", "40", "20"),
@@ -79,7 +79,7 @@ def test_the_table_and_the_summary_count_the_same_runs(tmp_path):
     assert (mean["value"], mean["tasks"], mean["runs"]) == ("40", "2", "2")
     stopped = [row for row in rows if row.task in ("a:b", "c:d") and row.seed == 1]
     image = tmp_path / "results.png"
-    image.touch()  # Of other steps.
+    image.touch()  # From other steps.
     plot.draw(stopped, 100, Anchors({}), image)
     assert not image.exists()
 

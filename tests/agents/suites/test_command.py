@@ -1,4 +1,4 @@
-"""`rl-replicator suite`, with runs that end at once, fail, or wait for Ctrl-C."""
+"""`rl-replicator suite`, with runs that end immediately, fail, or wait for Ctrl-C."""
 
 import csv
 import errno
@@ -24,7 +24,7 @@ suite = agents.cli.suite
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `rl-replicator suite WORDS` with the fake agent; kills what a failed test leaves."""
+    """Starts `rl-replicator suite WORDS` with the fake agent; kills leftovers of a failed test."""
     info = tmp_path / "site" / "tests_of_suites-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests-of-suites\nVersion: 1.0\n")
@@ -105,16 +105,16 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
         "2",
     )
 
-    # Again: only what failed is run; the results keep the runs that are not named any more.
+    # Repeated: only failed runs are started; the results keep runs that are no longer named.
     (tmp_path / "suite" / "started.txt").unlink()
     status, output, _ = finish(start("@quick", "--steps", "100", "--seeds", "2"))
     assert (status, started(tmp_path)) == (0, []) and "2 of 2 runs done" in output
     status, _, _ = finish(start("@quick", "--steps", "200", "--parallel", "3"))
     assert status == 0
-    assert started(tmp_path) == [("quick", "1", "1")]  # One of three, on one processor.
+    assert started(tmp_path) == [("quick", "1", "1")]  # With --parallel 3, on one processor.
     assert [row["seed"] for row in results(tmp_path)] == ["1", "1", "2", "2"]
 
-    # Other hyper-parameters would mix with those of the runs that are there.
+    # Other hyper-parameters would mix with those of the existing runs.
     status, _, errors = finish(start("@quick", "--steps", "200", "--n-step", "3"))
     assert status == 2 and "n_step was 5 and is now 3" in errors and len(errors.splitlines()) == 1
 
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_runs_cleanly_and_the_suite_continues(tmp_path, start):
 @pytest.mark.processes
 @pytest.mark.parametrize("failures", [1, 99])
 def test_results_that_cannot_be_written_end_no_runs(tmp_path, monkeypatch, caplog, failures):
-    """In this process, with runs that end at once."""
+    """In this process, with runs that end immediately."""
     from agents.suites import command
     from agents.suites.anchors import Anchors
     from agents.suites.tasks import Suite
@@ -177,7 +177,7 @@ write_run(pathlib.Path({str(status.path)!r}), {status.run.task!r}, {status.run.s
 
 
 def test_a_neighbour_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, capsys):
-    """In this process, with a run that is done."""
+    """In this process, with a finished run."""
     from agents.suites import command
     from agents.suites.anchors import Anchors
     from agents.suites.tasks import Suite, SuiteRun
@@ -200,7 +200,7 @@ def test_a_neighbour_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, caps
 
 
 def test_other_runs_in_its_folder_are_left_out(tmp_path, monkeypatch, capsys):
-    """A copy, a run of another agent, and one of another agent in the place of a run."""
+    """A copy, a run of another agent, and another agent's run in the place of a run."""
     import json
 
     from agents.suites import command
@@ -331,7 +331,7 @@ def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monk
 
 
 def test_a_run_that_was_killed_at_its_end_is_given_to_train_again(tmp_path, monkeypatch):
-    """Unless it was trained for more, which `train` refuses."""
+    """Unless it was trained for more steps, which `train` refuses."""
     from agents.suites import command
     from agents.suites.anchors import Anchors
     from agents.suites.progress import State
@@ -418,7 +418,7 @@ def test_bad_input_is_one_line_before_anything_starts(tmp_path, monkeypatch, wor
 
 
 def test_tasks_are_made_as_the_runs_make_them(tmp_path, monkeypatch):
-    """An environment that observes pictures alone is refused without `--pixels`, above."""
+    """The test above covers that a task with frames alone is refused without `--pixels`."""
     from agents.cli import suite
     from agents.suites import command
     from rl_replicator.cli import trainables

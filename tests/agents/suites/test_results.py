@@ -1,4 +1,4 @@
-"""The evaluation of a run that counts at a number of environment steps."""
+"""Which evaluation of a run counts at a given number of environment steps."""
 
 import pytest
 

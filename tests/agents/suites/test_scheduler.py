@@ -1,4 +1,4 @@
-"""What a suite's own errors do to its runs."""
+"""How errors of a suite itself affect its runs."""
 
 import os
 

@@ -58,7 +58,7 @@ def summed(td_errors):
 
 
 def test_a_loss_of_another_shape_is_refused():
-    """Another sum would follow, over the batch."""
+    """The learner would sum again, over the batch."""
     td_errors = tf.constant([[1.0, 2.0], [3.0, 4.0]])
     np.testing.assert_array_equal(checked(find_td_loss("huber"))(td_errors), huber(td_errors))
     match = r"--agent.td-loss: .* shape \(2, 2\), got \(2,\); return one for each TD error"

@@ -54,7 +54,7 @@ class NumpyTD3:
         o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
         start = self.weights
         a_next = np.tanh(reference.mlp(start, "target_policy", o_next))
-        # The learner's own noise, on both sides of its limit.
+        # The learner's own noise; some of it must lie on each side of the limit.
         drawn = self.draw(a_next.shape, 2).numpy()
         noise = np.clip(CONFIG.target_noise_sigma * drawn.astype(np.float64), -0.3, 0.3)
         assert {True, False} == set((np.abs(noise) < 0.3).ravel())
@@ -95,7 +95,7 @@ class NumpyTD3:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
 def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name, monkeypatch):
-    # Inputs of tanh are small here; some must be on each side of the limit.
+    # The inputs of tanh are small here; the limit must lie among them.
     monkeypatch.setattr(policies, "FREE_PREACTIVATION", FREE_PREACTIVATION)
 
     def is_due(path, number):
