@@ -1,4 +1,4 @@
-"""Sides measured in turn, result files, comparison of two of them, and tables made from them."""
+"""Sides measured in turn, result files, their comparison, and tables made from them."""
 
 import argparse
 import ast
@@ -12,7 +12,7 @@ from bench import __main__ as suite
 from bench import compare, harness, tables
 
 RATE, COST = harness.Unit("steps/s"), harness.Unit("bytes", more_is_better=False)
-# Faults are counted, not timed in turn: their files are of another form.
+# Faults are counted, not timed in turn: their files have another format.
 FILES = sorted(set(harness.RESULTS.glob("*.json")) - set(harness.RESULTS.glob("faults_*.json")))
 TOOLS = {"__init__", "__main__", "compare", "harness", "image_records", "processes"}
 TOOLS |= {"damaged_run", "fault_kinds", "programs", "suite_tables", "tables"}
@@ -183,7 +183,7 @@ def test_committed_tables_are_those_of_the_result_files(path):
 def test_committed_result_files_are_whole(path):
     document = json.loads(path.read_text())
     benchmark = document["about"]["benchmark"]
-    # One of another machine has the kind of machine in its name, too.
+    # A file from another machine has the kind of machine in its name, too.
     assert path.stem == benchmark or path.stem.startswith(f"{benchmark}_")
     assert f"python -m bench.{benchmark}" in document["about"]["command"]
     assert [row for row in document["rows"] if len(row["samples"]) < harness.ROUNDS] == []

@@ -1,4 +1,4 @@
-"""The command line, in this process and in processes of its own."""
+"""Fixtures that run the command line, in this process or in its own."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ import pytest
 from rl_replicator.cli import main, stderr_filter
 
 ROOT = Path(__file__).parents[2]
-# The tests of other packages may have set these for themselves.
+# The tests of other packages may have set these.
 CHOSEN_BY_MAIN = ("TF_CPP_MIN_LOG_LEVEL", "GRPC_VERBOSITY", "MUJOCO_GL")
 
 
 @pytest.fixture
 def distribution(tmp_path):
-    """Makes installed distributions out of nothing: `distribution(name, version, entry_points)`."""
+    """Fakes installed distributions: `distribution(name, version, entry_points)`."""
     site = tmp_path / "site"
 
     def make(name, version, entry_points=""):
@@ -31,7 +31,7 @@ def distribution(tmp_path):
 
 @pytest.fixture
 def site(distribution):
-    """A folder of installed distributions that registers the tests' own thing to train."""
+    """A folder of installed distributions that registers the tests' own trainable."""
     group = "[rl_replicator.trainables]\nfake = tests.cli.trainable_fake:fake\n"
     distribution("tests-of-rl-replicator", "1.0", group)
     return distribution.site
@@ -39,7 +39,7 @@ def site(distribution):
 
 @pytest.fixture
 def command(tmp_path, site):
-    """Runs `rl-replicator WORDS` in an empty directory, with the tests' own thing to train."""
+    """Runs `rl-replicator WORDS` in an empty directory, with the tests' own trainable."""
     inherited = {key: value for key, value in os.environ.items() if key not in CHOSEN_BY_MAIN}
 
     def run(*words, **environment):
@@ -61,7 +61,7 @@ def command(tmp_path, site):
 
 @pytest.fixture
 def call(site, monkeypatch, tmp_path, capsys):
-    """As the fixture `command`, in this process: an interpreter costs half a second of CPU time."""
+    """Like `command`, but in this process: a new interpreter costs half a second of CPU time."""
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)

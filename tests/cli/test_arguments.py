@@ -1,4 +1,4 @@
-"""Options that are taken out of the words of a command."""
+"""Options that are removed from the words of a command."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bad input of every kind: one line says what was expected and what came; nothing changes."""
+"""Bad input of every kind: one line says what was expected and what was given; no file changes."""
 
 import dataclasses
 import sys
@@ -11,11 +11,11 @@ import tyro
 from rl_replicator.cli import main, options, stderr_filter, trainables
 from rl_replicator.errors import UsageError
 
-# For each option: not a number, and below what makes sense. Large values have cases of their own.
+# Tried for each option: not a number, and a number that is too low. Large values are tried below.
 VALUES = ("x", "-1")
 FAKE_ENVIRONMENT = ("--env", "environments.fakes:target", "--steps", "1000")
 NOT_NUMBERS = {"--env", "--run-dir", "--resume", "--data-dir", "--features"}
-# An error about the option that does not repeat its name.
+# Options that their errors do not repeat, and what these mention instead.
 MENTIONED = {"--replicas": "replica"}
 # A run directory that is refused last, after everything else has been checked.
 OTHER_FILES = "with other files in it"
@@ -23,7 +23,7 @@ OTHER_FILES = "with other files in it"
 
 @pytest.fixture(autouse=True)
 def quiet_in_process(monkeypatch, tmp_path):
-    """Calls run in this process, whose stderr must stay as it is; the tests look at all of it."""
+    """Calls run in this process, whose stderr must stay unfiltered; the tests check all of it."""
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +41,7 @@ def refused(capsys, *words):
 
 
 def test_lines_of_other_threads_are_no_part_of_a_message(capsys, monkeypatch):
-    """A thread that copies the output of a process writes while the options are read."""
+    """A thread that copies the output of a process writes while the options are parsed."""
 
     def refuse(*args, **kwargs):
         thread = threading.Thread(target=lambda: print("of a process", file=sys.stderr, flush=True))

@@ -1,4 +1,4 @@
-"""What fits and what does not."""
+"""Which installed packages and settings fit together, and which do not."""
 
 from importlib import metadata
 
@@ -17,7 +17,7 @@ PINS = [
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Versions that seem to be installed; starts with a set that fits."""
+    """The versions that appear to be installed; starts with a set that fits."""
     versions = {
         "mujoco": "3.17.0",
         "numpy": "1.26.4",

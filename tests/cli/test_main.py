@@ -18,7 +18,7 @@ FAKE = ("train", "fake")
 
 
 def _refused(done):
-    """The one line of a run that ended because of bad input."""
+    """The single line of a command that refused bad input."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -48,7 +48,7 @@ print([name for name in heavy if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, heavy = done.stdout.splitlines()[-2:]
     assert heavy == "[]"
-    assert float(seconds) < 2  # A tenth of that alone.
+    assert float(seconds) < 2  # A tenth of that on an idle machine.
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "video", "plot", "compare", "envs", "doctor"])
@@ -183,7 +183,7 @@ def test_a_reader_that_leaves_changes_no_status(tmp_path, site, words, status, p
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_no_status(tmp_path, site, closed):
-    """Nor does a file of the command get the number of a closed stream, and what is printed."""
+    """Nor does a file get a closed stream's descriptor, and with it what is printed."""
     program = (
         "import os, sys\nfrom rl_replicator.cli import main\nstatus = main.main(['envs'])\n"
         "with open('file', 'w') as file:\n    print(file.fileno() > 2, status, file=file)\n"

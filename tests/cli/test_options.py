@@ -65,7 +65,7 @@ def test_a_default_that_the_text_tells_is_not_repeated(capsys, monkeypatch):
         ("--inner.siez", "did you mean --inner.size?"),
         ("--iner.size", "did you mean --inner.size?"),
         ("--size", "did you mean --inner.size?"),
-        ("--inner.depth", "'act --help' lists the options"),  # Only the group is near.
+        ("--inner.depth", "'act --help' lists the options"),  # Only the group's name is similar.
         ("--lr", "'act --help' lists the options"),
     ],
 )

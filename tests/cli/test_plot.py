@@ -49,13 +49,13 @@ def test_seeds_become_one_curve(make_run):
 
 
 def test_a_seed_without_a_step_in_common_is_left_out(make_run, caplog):
-    """There is no figure of it where the others have one."""
+    """It has no values at the steps of the others."""
     rows = [(1000, 10), (2000, 20)]
     runs = [make_run("a", rows), make_run("b", rows, seed=2), make_run("c", [(9000, 90)], seed=3)]
     (curve,) = _curves(*runs)
     assert curve.counted == "2 seeds" and curve.steps.tolist() == [1000, 2000]
     assert "left out seed 3: expected evaluations of seed 3 on cartpole:swingup at" in caplog.text
-    (curve,) = _curves(runs[0], runs[2])  # As many with one step as with another.
+    (curve,) = _curves(runs[0], runs[2])  # A tie: one seed at each step.
     assert curve.counted == "1 seed" and curve.values.tolist() == [[90]]
 
 
@@ -89,7 +89,7 @@ def test_a_legend_names_what_matters():
     assert plots.short_labels([one(**many), one("sac", g=2)]) == ["d4pg", "sac"]
     assert plots.short_labels([one(), one(env="c:d")]) == ["a:b", "c:d"]
     assert plots.short_labels([one(**many), one(a=2)]) == ["a 1, b 1, 4 more", "a 2, no b, 4 more"]
-    # Lines that share a name are told apart, by as many settings as that takes.
+    # Lines that share a name are distinguished by as many settings as needed.
     grid = [{"a": a, "b": a, "x.rate": c, "y.rate": a} for a, c in ((1, 1), (1, 2), (2, 1))]
     labels = [
         "a 1, b 1, x.rate 1, 1 more",
@@ -132,7 +132,7 @@ def test_runs_of_learners_are_plotted_too(make_run):
     with pytest.raises(UsageError, match="episode return over environment steps, top 1 over steps"):
         _curves(run, make_run("b", [(0, 1)]))
     RunDirectory(run).describe("d4pg", {}, {}, Score("evaluation", "loss", False).plain())
-    (curve,) = _curves(run)  # The score comes before the first figure.
+    (curve,) = _curves(run)  # The score takes precedence over the first figure.
     assert (curve.y_label, curve.is_lowest_best) == ("loss", True)
     assert _curves(run, figure="top_1")[0].is_lowest_best is None
 

@@ -1,4 +1,4 @@
-"""Something to train that takes no time, registered by the tests' own distribution."""
+"""A trainable that takes no time, registered by the tests' own distribution."""
 
 import dataclasses
 import errno
@@ -49,7 +49,7 @@ class FakeOptions:
 
 
 class Fake:
-    """Follows `rl_replicator.cli.trainables.Trainable`."""
+    """Implements `rl_replicator.cli.trainables.Trainable`."""
 
     def options_type(self, args):
         return FakeOptions

@@ -1,7 +1,7 @@
-"""The blocks of Python in the documentation, as programs.
+"""The Python blocks of the documentation, as programs.
 
-A page is one program: its blocks in their order. What a reader need not see, such as the
-definitions that a block is about to use, or a check of what it did, is in HTML comments:
+A page is one program: its blocks in their order. Code that readers need not see, such as
+definitions that the next block uses, or a check of its result, is in HTML comments:
 
     <!-- python
     data = make_data()
@@ -18,7 +18,7 @@ import json
 import re
 from pathlib import Path
 
-# Of a fenced block. Commands are indented and have tests of their own.
+# The languages of fenced blocks. Commands are in indented blocks and have their own tests.
 LANGUAGES = {"python", "text", "toml"}
 _HIDDEN = re.compile(r"<!-- python$")
 _REPLACED = re.compile(r"<!-- python: (.+) -> (.+) -->$")
@@ -27,8 +27,7 @@ _REPLACED = re.compile(r"<!-- python: (.+) -> (.+) -->$")
 def program(document: Path) -> str:
     """Returns the program of a page, empty if the page has no Python.
 
-    It has the lines of the page, and blank ones in place of the text, so that a traceback names
-    the line of the page.
+    Blank lines replace the text, so that the line numbers of a traceback are those of the page.
 
     Raises:
       ValueError: if a comment replaces what does not occur below it, or a block has no end.
@@ -64,7 +63,7 @@ def program(document: Path) -> str:
 
 
 def untested(document: Path) -> list[str]:
-    """Returns the code of a page that no test would see, as a line of each block.
+    """Returns the code of a page that no test would run, as one line per block.
 
     It is in a fenced block that is indented or of a language without a test, or it is Python in an
     indented block, where commands belong.

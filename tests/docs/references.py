@@ -102,12 +102,12 @@ def files() -> frozenset[str]:
 
 
 def is_path(text: str) -> bool:
-    """Tells whether a text between backticks is the path of a file."""
+    """Returns whether a text between backticks is the path of a file."""
     return _FILE.fullmatch(text) is not None
 
 
 def path_exists(document: Path, text: str) -> bool:
-    """Tells whether a document's path exists: in the repository, or as the end of a path there.
+    """Returns whether a document's path exists: in the repository, or as the end of a path there.
 
     A path such as `losses.py` names a file in each of several folders.
     """
@@ -122,13 +122,13 @@ def path_exists(document: Path, text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Tells whether a text between backticks is a dotted name of this project."""
+    """Returns whether a text between backticks is a dotted name of this project."""
     roots = "|".join([*_ALIASES, *structure.PACKAGES])
     return re.fullmatch(rf"({roots})(\.\w+)+([:(].*)?", text) is not None
 
 
 def name_exists(text: str) -> bool:
-    """Tells whether a dotted name is one of a module, of something in it, or of entry points."""
+    """Returns whether a dotted name is that of a module, something in it, or entry points."""
     name = re.split(r"\(", text.replace(":", "."))[0].rstrip(".")
     first, _, rest = name.partition(".")
     name = f"{_ALIASES.get(first, first)}.{rest}"

@@ -58,7 +58,7 @@ def test_its_policy_keeps_away_from_the_limits_of_actions(command, sign):
     bias = next(v for v in module.online.policy.variables if v.name.endswith("head/b:0"))
     bias.assign([5.0 * sign, -5.0 * sign])
     module.step_fn(tree.map_structure(tf.constant, fixed_samples.make_samples(16)))
-    rate = config.policy_learning_rate  # Adam's first step is that long.
+    rate = config.policy_learning_rate  # The length of Adam's first step.
     np.testing.assert_allclose(bias, [sign * (5 - rate), sign * (rate - 5)], rtol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_the_page_shows_all_of_the_variation():
 
 @pytest.mark.parametrize(("expectile", "share"), [(0.5, 0.5), (0.0, 0.0)])
 def test_a_variation_of_an_agent_has_its_own_loss(monkeypatch, expectile, share):
-    """Half the loss of TD3 at 0.5, and at 0 nothing for errors that are all positive."""
+    """At 0.5, it is half the loss of TD3; at 0, it is zero if all errors are positive."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     variation = trainables.load("expectile_td3:command")
     config = variation.config(policy_layers=(4,), critic_layers=(4,), expectile=expectile)

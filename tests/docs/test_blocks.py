@@ -36,7 +36,7 @@ def test_blocks_run(document, tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=400,  # Seconds alone, but minutes beside others.
+        timeout=400,  # It takes seconds alone, but minutes beside other tests.
     )
     assert done.returncode == 0, f"{document} has these lines:\n{done.stdout}{done.stderr}"
 

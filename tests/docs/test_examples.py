@@ -38,15 +38,15 @@ def test_the_same_on_one_device_and_on_two_replicas(name):
     python = forked.python()
     one = printed(*python, program)
     assert len(one) >= 4
-    # `all_gather` in several processes is in test_collectives.py, and steps that share their input
-    # on several devices are in test_replicators.py.
+    # test_collectives.py covers `all_gather` in several processes, and test_replicators.py covers
+    # steps that share their input on several devices.
     if name == "contrastive":
         many = printed(*python, program, "multi_device:2")
     else:
         many = printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker")
     assert many.shape == one.shape
-    # The GAN's two players drift apart from any rounding: 1e-5 at step 10 and 2e-3 at step 25, on a
-    # processor that rounds one batch differently from two halves.
+    # The GAN's two players amplify rounding differences: to 1e-5 at step 10 and 2e-3 at step 25, on
+    # a processor that rounds one batch differently from two halves.
     rows = 1 if name == "gan" else 3
     np.testing.assert_allclose(many[:rows], one[:rows], atol=2e-4)
 

@@ -18,7 +18,7 @@ from tests.suite import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-# The sums over a batch are taken in another order; printed to six places.
+# Sums over a batch are computed in another order, and printed to six places.
 TOLERANCE = 1e-5
 
 
@@ -42,7 +42,7 @@ def run(name, *arguments):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Where `first` has saved."""
+    """The folder in which `first` saves."""
     return tmp_path_factory.mktemp("keras") / "run"
 
 
@@ -92,7 +92,7 @@ def test_a_model_resumed_elsewhere(first, saved, tmp_path):
 
 
 def test_an_estimator(tmp_path):
-    """Also: its model folder, with Adam's slots, is continued on other replicas."""
+    """Its model folder, with Adam's slots, is also continued on other replicas."""
     parameters = {}
     for name in ("single_device", "multi_device:2"):
         variables, printed = run("estimator.py", tmp_path / name[0], name, 20)

@@ -1,4 +1,4 @@
-"""The files for clusters: they parse, and the command line knows the options in them."""
+"""The files for clusters: they parse, and the command line accepts the options in them."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ MANIFESTS = DOCS / "manifests"
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """A function that gives the options of `rl-replicator train ...`, as the command reads them."""
+    """A function that parses the options of `rl-replicator train ...` as the command does."""
     chosen = []
     for command in (AgentCommand, LearnerCommand):
         monkeypatch.setattr(command, "train", lambda self, options: chosen.append(options))
@@ -54,7 +54,7 @@ def test_a_ray_job_trains_on_the_cluster_that_it_makes(parsed):
     assert f'"ray=={cluster["rayVersion"]}"' in project
     pods = list(containers(cluster))
     assert len(pods) == 2
-    for pod in pods:  # The run's directory is a volume that all of them see.
+    for pod in pods:  # The run's directory is on a volume that all of them mount.
         assert any(str(chosen.run_dir).startswith(v["mountPath"]) for v in pod["volumeMounts"])
 
 
@@ -73,7 +73,7 @@ def test_the_slurm_script_is_a_script(parsed):
     subprocess.run(["bash", "-n", str(path)], check=True)
     line = re.search(r"rl-replicator train(?:.*\\\n)*.*", path.read_text())
     *words, background = shlex.split(line.group().replace("\\\n", " "))
-    assert background == "&"  # So that the script can pass the signal of the time limit on.
+    assert background == "&"  # So that the script can forward the time limit's signal.
     chosen = parsed(words)
     assert chosen.launch == "ray" and chosen.address
 

@@ -37,7 +37,7 @@ by_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: pa
 
 @pytest.fixture
 def parsed(monkeypatch, tmp_path):
-    """Commands that have reached their work, as (command, options); the work is not done."""
+    """Commands that would have started their work, as (command, options); the work is skipped."""
     reached = []
 
     def train(self, chosen, *_):
@@ -74,7 +74,7 @@ def parsed(monkeypatch, tmp_path):
 
 
 def run(words, parsed):
-    """Runs the command line until its options are read."""
+    """Runs the command line until its options are parsed."""
     if words[0] == "--print-completion":
         return None  # tests/cli/test_completion.py
     if words[0] == "plot":
@@ -84,7 +84,7 @@ def run(words, parsed):
     if words[0] == "compare":
         return options.parse(CompareOptions, "rl-replicator compare", words[1:])
     if words[0] not in ("train", "eval", "video", "suite", "sweep", "plan"):
-        # What it would do is not known here; its options must be in its module.
+        # It cannot be run without its effects; its options must be in its module.
         registered = references.registered_commands()
         module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]
         text = structure.modules()[module].path.read_text()
@@ -122,7 +122,7 @@ def test_commands_of_rl_replicator(parsed, tmp_path, capfd):
         if words in (["train", "resnet"], ["video"]) or tuple(words) in tried:
             continue
         tried.add(tuple(words))
-        # A directory that machines share, below the temporary one.
+        # Directories that machines share are moved below the temporary one.
         words = [f"{tmp_path}{word}" if word.startswith("/") else word for word in words]
         try:
             run(words, parsed)
@@ -173,7 +173,7 @@ def test_scripts_and_modules_are_there(document):
 
 @by_document
 def test_files_and_names_are_there(document):
-    """The changelog may also name what is gone."""
+    """The changelog may also name what was removed."""
     code = [] if document.name == "CHANGELOG.md" else references.inline_code(document)
     paths = [text for text in code if references.is_path(text)]
     assert [path for path in paths if not references.path_exists(document, path)] == []

@@ -1,6 +1,6 @@
 """The site has every document and, in its reference, every public name.
 
-`make check` builds it strictly: a broken link or a name that is not there is an error.
+`make check` builds it strictly: a broken link or a missing name is an error.
 """
 
 import ast
@@ -19,7 +19,7 @@ INTERNAL = {"rl_replicator.step.inputs"}  # Users have rr.InputContext and rr.In
 
 
 def exporting():
-    """Every package with an `__all__`; by the text, because every process collects tests."""
+    """Every package with an `__all__`, by its text: every process that collects tests runs it."""
     inits = [path for name in structure.PACKAGES for path in (ROOT / name).rglob("__init__.py")]
     found = (path for path in inits if re.search("^__all__ = ", path.read_text(), re.MULTILINE))
     return sorted({".".join(path.parent.relative_to(ROOT).parts) for path in found} - INTERNAL)
