@@ -1,4 +1,4 @@
-"""Environments that are wrong in one way each, as factories."""
+"""Factories of environments and wrappers, most of which have one fault each."""
 
 import atexit
 import ctypes
@@ -35,7 +35,7 @@ def good(seed):
 
 
 class _Pictures(_Changed):
-    """Observes nothing but a picture, which agents can only learn from rendered frames."""
+    """Observes a picture alone, so that agents can only learn from rendered frames."""
 
     def _observe(self):
         super()._observe()
@@ -56,7 +56,7 @@ def still_pictures(seed):
 
 
 def drawn_small(seed):
-    """Renders a size of its own."""
+    """Renders frames of a fixed size."""
     environment = good(seed)
     environment.render = lambda height, width, camera_id: np.zeros((24, 24, 3), np.uint8)
     return environment
@@ -83,7 +83,7 @@ def nan(seed):
 
 
 def restarts(seed):
-    """A new episode begins with each step."""
+    """Each step begins a new episode."""
     return _Changed(seed, step=lambda t: dm_env.restart(t.observation))
 
 
@@ -96,7 +96,7 @@ def endless(seed):
 
 
 def ends_once(seed):
-    """Counts steps, and not anew after a reset: only the first episode ends."""
+    """Keeps counting steps after a reset, so that only the first episode ends."""
     steps, kinds = itertools.count(1), {5: dm_env.StepType.LAST}
     environment = _Changed(
         seed, step=lambda t: t._replace(step_type=kinds.get(next(steps), dm_env.StepType.MID))
@@ -120,7 +120,7 @@ def bad_close(seed):
 
 
 def hang(seed):
-    """Waits without end in the third step of its second episode."""
+    """Hangs in the third step of its second episode."""
     steps = itertools.count(1)
     return _Changed(seed, step=lambda t: t if next(steps) < 8 else time.sleep(1000))
 
@@ -130,7 +130,7 @@ def unseeded(seed):
 
 
 def global_generator(seed):
-    """Every environment that is made seeds those that are there anew."""
+    """Draws from NumPy's global generator, which every new environment seeds again."""
     np.random.seed(seed)
     environment = good(seed)
     environment._random = np.random
@@ -138,18 +138,18 @@ def global_generator(seed):
 
 
 def fading(seed):
-    """Not wrong: each reward is smaller than the one before, over all episodes."""
+    """Not wrong: rewards are divided by the number of steps so far, over all episodes."""
     steps = itertools.count(1)
     return _Changed(seed, step=lambda t: t._replace(reward=t.reward / next(steps)))
 
 
 def time_is_up(seed):
-    """A time limit that says that the episode has terminated."""
+    """Its time limit is reported as a termination."""
     return _Changed(seed, step=lambda t: t._replace(discount=0.0) if t.last() else t)
 
 
 def halving(seed):
-    """Not wrong: the value of all that follows halves with each step, as if half of them ended."""
+    """Not wrong: each step halves the value of all later ones, as if half of the episodes ended."""
     return _Changed(seed, step=lambda t: t._replace(discount=0.5))
 
 
@@ -193,7 +193,7 @@ def boom_later(seed):
 
 
 def c_int(seed):
-    """Gives its seed to a simulator that is written in C."""
+    """Passes its seed to a simulator in C."""
     struct.pack("i", seed)
     return good(seed)
 
@@ -227,7 +227,7 @@ def halved(inner):
 
 
 class _Inverted(_Halved):
-    """A wrapper that draws white as black."""
+    """A wrapper that inverts the frames."""
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
@@ -241,7 +241,7 @@ def inverted(inner):
 
 
 class _InvertedPhysics(_Halved):
-    """An environment of dm_control's with pictures of its own."""
+    """An environment of dm_control that draws its own frames."""
 
     def __init__(self, inner, physics):
         super().__init__(inner)
@@ -259,7 +259,7 @@ def inverted_physics(seed):
 
 
 def inverted_within(inner):
-    """A wrapper that draws with dm_control what it wraps."""
+    """A wrapper that draws the wrapped environment with dm_control."""
     return _InvertedPhysics(inner, inner.wrapped.physics)
 
 
@@ -279,7 +279,7 @@ def drawn_by_mujoco(inner):
 
 
 class _Drawing(_Halved):
-    """A wrapper that draws what the environment within cannot."""
+    """A wrapper that draws frames for an environment that cannot."""
 
     def render(self, height, width, camera_id=0):
         return np.full([height, width, 3], 128, np.uint8)
@@ -309,7 +309,7 @@ def talkative(seed):
 
 
 class _PassingOn(_Halved):
-    """A wrapper that has whatever the environment within has."""
+    """A wrapper that passes on all other attributes of the wrapped environment."""
 
     def __getattr__(self, name):
         return getattr(self._inner, name)

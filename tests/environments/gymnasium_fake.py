@@ -1,5 +1,4 @@
-"""A Gymnasium environment of seven steps, with a nest of observations and lopsided action
-bounds."""
+"""A Gymnasium environment of seven steps, with nested observations and asymmetric action bounds."""
 
 import gymnasium
 import numpy as np
@@ -9,7 +8,7 @@ class Seven(gymnasium.Env):
     """Terminates at step 7 if `terminates`, otherwise is truncated there. Reward 1.5 a step.
 
     Attributes:
-      actions: every action it was given.
+      actions: every action it received.
     """
 
     def __init__(self, terminates: bool, render_mode: str | None = "rgb_array"):
@@ -64,7 +63,7 @@ class Puzzled(gymnasium.Env):
 
 
 class Windowed(Seven):
-    """Can be shown to people only."""
+    """Can only be shown to people."""
 
     def __init__(self, render_mode: str | None = None):
         if render_mode not in (None, "human"):
@@ -86,7 +85,7 @@ def make_undrawn(seed: int) -> Undrawn:
 
 
 def make_wrapped(seed: int) -> gymnasium.Env:
-    """A time limit of three steps around it."""
+    """Wraps the environment in a time limit of three steps."""
     return gymnasium.wrappers.TimeLimit(Seven(terminates=True), 3)
 
 
@@ -134,7 +133,7 @@ def make_without_seed() -> gymnasium.Env:
 
 
 class OwnGenerator(Seven):
-    """Draws from a generator of its own, which the first reset with a seed makes."""
+    """Draws from a generator of its own, which a reset with a seed creates."""
 
     _random: np.random.Generator
 

@@ -1,4 +1,4 @@
-"""dm_env's own conformance tests, over every adapter and fake, and with our own over every task."""
+"""dm_env's own conformance tests for every adapter and fake, and with our own for every task."""
 
 import functools
 import unittest
@@ -11,7 +11,7 @@ import environments
 from environments import fakes
 from tests.environments import gymnasium_fake
 
-# Tasks of dm_control are in test_form.
+# test_numbers_and_form covers the tasks of dm_control.
 MAKERS = {
     "chain": functools.partial(environments.make, "environments.fakes:chain", 1),
     "truncated_chain": functools.partial(
@@ -45,7 +45,7 @@ def test_follows_dm_env(name):
 
 
 def compare_numbers(ours, theirs):
-    """The shortcuts change no bit: raw observations, rewards and physics over two episodes."""
+    """Our shortcuts change no bit of raw observations, rewards and physics, over two episodes."""
     random = np.random.RandomState(1)
     shape = ours.action_spec().shape
     for _ in range(2):
@@ -62,9 +62,9 @@ def compare_numbers(ours, theirs):
 
 @pytest.mark.parametrize("name", environments.names())
 def test_numbers_and_form(name):
-    """The numbers are those of plain dm_control, and the form is that of dm_env and the agents.
+    """The numbers are those of plain dm_control, the form is what dm_env and the agents require.
 
-    That is: dm_env's checks, the same random stream for the same seed, bounded rewards. To make an
+    That is: dm_env's checks, the same random stream for the same seed, bounded rewards. Making an
     environment takes most of the time, so two serve all checks.
     """
     from dm_control import suite
@@ -77,7 +77,7 @@ def test_numbers_and_form(name):
         theirs = suite.load(*name.split(":"), task_kwargs={"random": 3})
         compare_numbers(second.wrapped, theirs)
     follow(first, [FRESH])
-    first.reset()  # The second of each: the random streams are at one place.
+    first.reset()  # The second reset of each, so that the random streams agree.
     assert first.action_spec().dtype == np.float32
     assert len(first.action_spec().shape) == 1
     assert first.action_spec().minimum == -1 and first.action_spec().maximum == 1

@@ -24,7 +24,7 @@ FAKE = "tests.environments.gymnasium_fake"
 
 
 def _episode(environment, steps):
-    """Observations of `steps` steps of fixed random actions, starting new episodes as they come."""
+    """Observations of `steps` steps with fixed random actions, across the ends of episodes."""
     random = np.random.RandomState(7)
     shape = environment.action_spec().shape
     actions = [random.uniform(-1, 1, shape).astype(np.float32) for _ in range(steps)]
@@ -438,7 +438,7 @@ def test_fake_specs_that_do_not_fit():
 
 
 def _fresh_process(code):
-    # Rendering in this process, by another test, has set the variable for its children.
+    # Another test may have rendered in this process, which sets the variable for child processes.
     environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -455,7 +455,7 @@ print([name for name in heavy if name in sys.modules])
 
 
 def test_models_do_not_complain():
-    """MuJoCo calls an attribute of the humanoid's model deprecated; the user cannot help it."""
+    """MuJoCo calls an attribute of the humanoid's model deprecated, which users cannot change."""
     code = "import environments; environments.make('humanoid:run', seed=0).reset()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -482,7 +482,7 @@ print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium", "envpool") if n 
 
 @pytest.mark.parametrize("pixels", [None, PixelConfig(height=16, width=16)])
 def test_an_environment_is_freed_as_soon_as_nobody_holds_it(pixels):
-    """It takes megabytes, which do not make Python collect cycles sooner."""
+    """It takes megabytes, but these do not make Python collect cycles sooner."""
     environment = environments.make("humanoid:walk", seed=0, pixels=pixels)
     environment.reset()
     environment.step(np.zeros(environment.action_spec().shape, np.float32))
@@ -490,7 +490,7 @@ def test_an_environment_is_freed_as_soon_as_nobody_holds_it(pixels):
     while not hasattr(inner, "physics"):
         inner = inner._environment
     physics = weakref.ref(inner.physics)
-    gc.collect()  # What building has left.
+    gc.collect()  # Garbage from building it.
     gc.disable()
     try:
         environment.close()

@@ -1,4 +1,4 @@
-"""A fault of a user's environment ends `rl-replicator train` in one line."""
+"""A fault in a user's environment ends `rl-replicator train` with one line."""
 
 import subprocess
 

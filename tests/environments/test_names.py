@@ -156,7 +156,7 @@ def test_the_noise_of_wrappers_follows_from_the_seed_and_can_be_restored():
     np.testing.assert_array_equal(observed(first), observed(make(1)))
     other.random_state = json.loads(json.dumps(first.random_state))
     np.testing.assert_array_equal(observed(first), observed(other))
-    # What was saved before wrappers had a state.
+    # A state that was saved before wrappers had one.
     first.random_state = _plain_target(5).random_state
     assert first.random_state["inner"]["inner"] == _plain_target(5).random_state
 
@@ -180,7 +180,7 @@ def test_wrappers_change_what_they_change_and_nothing_else():
 
 @pytest.mark.parametrize(("wrap", "limit"), [(["halved"], None), (["halved"] * 2, 5), ([], 5)])
 def test_what_is_wrapped_is_closed_once(wrap, limit):
-    """By a wrapper that has no `close`, too."""
+    """Also by a wrapper without a `close` of its own."""
     wrappers = [f"{FAULTY}:{wrapper}" for wrapper in wrap]
     environment = environments.make("environments.fakes:target", 0, None, wrappers, limit)
     closed = []

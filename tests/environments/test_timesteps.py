@@ -155,7 +155,7 @@ def test_an_episode_that_begins_before_the_last_one_ends():
     action = np.zeros(1, np.float32)
     environment.reset()
     environment.step(action)
-    environment.reset()  # Nobody need wait for the end.
+    environment.reset()  # The episode need not have ended.
     environment.step(action)
     made.step = lambda action: made.reset()
     message = (
@@ -178,7 +178,7 @@ def test_a_reset_that_is_no_first_step():
 
 
 def test_an_action_that_is_no_number_is_not_a_fault_of_the_environment():
-    """Its observation would hold NaN as well."""
+    """The observation after it would be NaN as well."""
     environment = environments.adapt(Faulty(), name="module:function")
     environment.reset()
     environment.step(np.full(1, np.inf, np.float32))  # Clipped.
@@ -207,7 +207,7 @@ def test_what_is_no_fault_passes():
     ],
 )
 def test_the_limits_of_rewards(spec, lowest, highest):
-    """A ten-thousandth of each bound beyond it, and of 1 at least."""
+    """Rewards may exceed a bound by a ten-thousandth of it, or of 1 if that is more."""
     assert timesteps.reward_limits(spec) == pytest.approx((lowest, highest), rel=1e-12)
 
 
@@ -253,7 +253,7 @@ def filming(seed: int) -> Filming:
     "around", [{}, {"time_limit": 5, "wrap": ["tests.environments.faulty:halved"]}]
 )
 def test_an_image_is_left_out_where_frames_are_observed(name, size, around):
-    """Also with wrappers around, which get what remains."""
+    """Also with wrappers, which get the remaining observations."""
     pixels = environments.PixelConfig(8, 8, action_repeat=2)
     environment = environments.make(f"{__name__}:{name}", 0, pixels, **around)
     environment.reset()

@@ -16,7 +16,7 @@ def test_an_exception_of_an_environment_ends_the_run_with_its_traceback(tmp_path
     assert done.returncode == 1, done.stderr
     assert "in crash" in done.stderr or "faulty.py" in done.stderr
     assert "node actor/0 failed: AttributeError" in done.stderr.splitlines()[-1]
-    # It ended before the first regular save.
+    # It ended before the first regular save, but was saved.
     assert any((tmp_path / "run" / "checkpoints").glob("*_step_*"))
 
 

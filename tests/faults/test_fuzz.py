@@ -152,7 +152,7 @@ def table():
 @often
 @given(row=arrays | npst.arrays(np.float32, (7,)))
 def test_rows_of_the_replay(table, row):
-    """The table holds rows of its signature; others are refused when they are inserted."""
+    """The table accepts rows of its signature; others are refused on insertion."""
     client, layout = table
     signature = layout.signature
     fits = signature.dtype.as_numpy_dtype == row.dtype and signature.shape == row.shape
@@ -181,7 +181,7 @@ REWARDS = specs.Array((), np.float32)  # No environment bounds them here.
     data=st.data(),
 )
 def test_episodes_of_a_dataset(steps, extra, shapes, data):
-    """An episode is taken as it is, or refused in a line; nothing else comes out of it."""
+    """An episode is either accepted or refused with one line; nothing else can happen."""
 
     def draw(*shape):
         return data.draw(npst.arrays(np.float32, shape, elements=numbers))

@@ -1,4 +1,4 @@
-"""Every engine gives an actor the transitions of dm_control: none is lost, doubled or mixed up."""
+"""Every engine gives an actor dm_control's transitions: none is lost, duplicated or mixed up."""
 
 import itertools
 
@@ -21,11 +21,11 @@ ENGINES = {
 
 
 class Recorder:
-    """Acts at random, and keeps what it observes.
+    """Acts at random, and records what it observes.
 
     Attributes:
-      episodes: of each environment: a list of episodes, each its first time step and then pairs of
-        an action and the time step after it.
+      episodes: for each environment, a list of episodes, which are lists of pairs: an action, None
+        at first, and the time step after it.
     """
 
     def __init__(self, size):
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def draw_actions(random, size):
-    """Actions that are partly beyond the limits: environments clip them."""
+    """Actions of which some are beyond the limits: environments clip them."""
     return list(random.uniform(-1.5, 1.5, (size, 1)).astype(np.float32))
 
 
@@ -73,7 +73,7 @@ def assert_equal(timestep, expected):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_actor_gets_the_transitions_of_dm_control(engine, pendulum):
-    """Whole episodes, ends included: no action is ignored, and no step is lost or doubled."""
+    """Whole episodes, ends included: no action is ignored, and no step is lost or duplicated."""
     batch, actor = ENGINES[engine]([3, 2**32 - 1]), Recorder(2)
     for index, timestep in itertools.islice(explore(batch, actor), 2 * (2 * (LENGTH + 1) + 20)):
         assert timestep is actor.episodes[index][-1][-1][1]

@@ -1,4 +1,4 @@
-"""Environments that show frames."""
+"""Environments that observe frames."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def _make_gymnasium(config):
     return environment.PixelEnvironment(flat, config)
 
 
-# Height and width asked for, and how to make it.
+# The requested height and width, and a function that makes the environment.
 MAKERS = {
     "suite": ((32, 48), lambda: environments.make("cartpole:swingup", 1, FAST(32, 48))),
     "terrain": ((16, 16), lambda: environments.make("quadruped:escape", 1, FAST(16, 16))),
@@ -63,7 +63,7 @@ def test_follows_dm_env(name):
             return made
 
         def tearDown(self):
-            pass  # Closing comes at the end, below.
+            pass  # The environment is closed below.
 
     checks = [n for n in dir(test_utils.EnvironmentTestMixin) if n.startswith("test_")]
     for check in sorted(checks, key=lambda n: "fresh" not in n):
@@ -130,7 +130,7 @@ FAULTY = "tests.environments.faulty"
 @pytest.mark.parametrize("name", ["environments.fakes:target", "cartpole:swingup"])
 @pytest.mark.parametrize("around", [[], ["passing_on"]])
 def test_a_wrapper_may_draw_the_frames(name, around):
-    """Those of its own render, in observations as in films, also within another wrapper."""
+    """Its own render draws observations and films, also within another wrapper."""
 
     def frames(wrap):
         made = environments.make(name, 3, Pixels(16, 16), wrap=wrap)
@@ -144,7 +144,7 @@ def test_a_wrapper_may_draw_the_frames(name, around):
 
 
 def test_an_environment_with_a_physics_may_draw_its_frames():
-    """As a wrapper may: in observations and in films, but not if "fast" is asked for."""
+    """As a wrapper may: in observations and in films, but not if "fast" is requested."""
     name = f"{FAULTY}:inverted_physics"
     physics = environments.make("cartpole:swingup", 3, EXACT(16, 16))
     plain = physics.reset().observation
@@ -160,11 +160,11 @@ def test_an_environment_with_a_physics_may_draw_its_frames():
 def test_other_wrappers_leave_the_frames_to_the_physics():
     made = environments.make("cartpole:swingup", 3, FAST(16, 16), wrap=[f"{FAULTY}:passing_on"])
     assert made.render_mode == "fast"
-    # "fast" is the physics' own picture: a run that was trained with it sees no other.
+    # "fast" always shows the physics itself, as a run that was trained with it expects.
     fast = environments.make("cartpole:swingup", 3, FAST(16, 16))
     made = environments.make("cartpole:swingup", 3, FAST(16, 16), wrap=[f"{FAULTY}:inverted"])
     np.testing.assert_array_equal(made.reset().observation, fast.reset().observation)
-    # One that takes no height, width and camera_id is for people.
+    # A render that takes no height, width and camera_id is for people.
     made = environments.make("cartpole:swingup", 3, Pixels(16, 16), wrap=[f"{FAULTY}:shown"])
     assert made.render_mode != "own" and made.render(16, 16).any()
 
@@ -183,7 +183,7 @@ def test_no_opengl_is_told_when_the_environment_is_made(monkeypatch):
     "name", ["cartpole:swingup", "reacher:easy", "quadruped:escape", "lqr:lqr_2_1", "hopper:hop"]
 )
 def test_exact_is_dm_control_bit_for_bit(name):
-    """Against the pictures of an untouched dm_control environment, drawn in turns with ours."""
+    """Against the pictures of an unmodified dm_control environment, drawn alternately with ours."""
     from dm_control import suite
 
     ours = environments.make(name, 1, EXACT(48, 40))
@@ -197,7 +197,7 @@ def test_exact_is_dm_control_bit_for_bit(name):
 
 
 def _orange(frame):
-    """Where the cart and the pole are: what is more red than blue."""
+    """The pixels of the cart and the pole, which are more red than blue."""
     return frame[..., 0].astype(int) > frame[..., 2].astype(int) + 20
 
 
@@ -325,7 +325,7 @@ def test_viewers_of_gymnasium_do_not_darken_each_other():
 
 
 def test_a_physics_of_its_own_for_each_episode():
-    """`composer` makes a new one at each reset, and frees the one before."""
+    """`composer` creates a new physics at each reset, and frees the previous one."""
     environment = environments.make("dm:manipulation/reach_site_features", 1, EXACT(16, 16))
     action = np.ones(environment.action_spec().shape, np.float32)
     for _ in range(2):
@@ -347,7 +347,7 @@ def _frames(environment, count):
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_copy_of_the_physics_for_each_episode(shares):
-    """It may share the model of the one before: the copy's own state is drawn."""
+    """A copy may share the model of the previous one; the copy's own state is drawn."""
     plain = environments.make("cartpole:swingup", 1, EXACT(24, 24)).wrapped.wrapped
     template = plain.physics
 
@@ -406,7 +406,7 @@ def test_threads_draw_what_one_thread_draws():
         alone = environments.make(name, 2, FAST(32, 32))
         for frames in results[index]:
             np.testing.assert_array_equal(frames, _frames(alone, 20))
-    # The threads are gone; their environments still draw, here.
+    # The threads have ended, but their environments still draw in this one.
     for environment in made:
         assert environment.frame().any()
 
@@ -429,7 +429,7 @@ def test_contexts_are_destroyed_from_any_thread():
     assert gl_context.count() == contexts + 4
     made[0].close()
     assert gl_context.count() == contexts + 3
-    assert made[0].frame().any()  # Opens a new one.
+    assert made[0].frame().any()  # Opens a new context.
     made.clear()
     gc.collect()
     survivor.frame()
@@ -443,7 +443,7 @@ def _lose(context):
 
 
 def test_the_garbage_collector_makes_no_opengl_call():
-    """It runs finalizers in any thread, so maybe between two OpenGL calls of another context."""
+    """It runs finalizers in any thread, and so possibly between another context's OpenGL calls."""
     gc.collect()
     context = gl_context.Context(16, 16)
     with context.current():
@@ -488,7 +488,7 @@ def test_frames_survive_threads_that_open_lose_and_collect_contexts():
     try:
         for _ in range(30):
             np.testing.assert_array_equal(environment.frame(), expected)
-        environment.close()  # And with a new context of its own:
+        environment.close()  # Also with a new context of its own:
         np.testing.assert_array_equal(environment.frame(), expected)
     finally:
         done.set()
@@ -554,7 +554,7 @@ def test_the_line_of_a_run():
 
 
 def test_a_rate_that_takes_too_long_to_measure_is_unknown(monkeypatch):
-    """`--env-timeout` allows more time to make an environment."""
+    """Making an environment may take longer, as `--env-timeout` allows."""
     monkeypatch.setattr(frame_rate, "_TIMEOUT", 0.01)
     text = frame_rate.line("environments.fakes:target", Pixels())
     assert text == "rendering: no frames within 0 s, so their rate is unknown"

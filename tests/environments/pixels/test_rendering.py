@@ -1,4 +1,4 @@
-"""Choosing an OpenGL, and pictures."""
+"""The choice of an OpenGL implementation, and pictures."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ FAULTY = "tests.environments.faulty"
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """No renderer found yet, and none asked for."""
+    """No renderer has been found or requested yet."""
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     rendering.find.cache_clear()
     yield monkeypatch
@@ -105,7 +105,7 @@ def test_the_first_cuda_device(fresh, value, device):
 
 
 def test_a_cuda_device_without_an_egl_device_changes_nothing(fresh):
-    """What can be run without a GPU: the drivers are asked, and none claims the device."""
+    """What can be tested without a GPU: the drivers are queried, and none claims the device."""
     plain = rendering.probe("egl")
     if not isinstance(plain, rendering.Renderer) or not plain.is_software:
         pytest.skip("needs software EGL")
@@ -124,7 +124,7 @@ def test_the_users_egl_device_is_kept(fresh):
 def test_the_egl_device_is_told_to_mujoco(fresh):
     fresh.setattr(rendering, "probe", lambda kind: rendering.Renderer(kind, "NVIDIA A100", 2))
     fresh.setattr(rendering.importlib, "import_module", lambda name: Backend)
-    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "")  # Both are put back afterwards.
+    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "")  # Both are restored afterwards.
     fresh.setenv("MUJOCO_GL", "")
     rendering.find.cache_clear()
     rendering.enable()
@@ -133,7 +133,7 @@ def test_the_egl_device_is_told_to_mujoco(fresh):
 
 
 class Backend:
-    """Stands for dm_control's, which is loaded once in a process."""
+    """Stands for dm_control's backend, which is loaded only once per process."""
 
     BACKEND = "egl"
 
