@@ -1,19 +1,19 @@
-"""The words of a command, before its options are read. Imports nothing."""
+"""Removes options from the words of a command before they are parsed. Imports nothing."""
 
 from __future__ import annotations
 
 
 def pop(words: list[str], option: str) -> list[str | None]:
-    """Removes an option from the words of a command, as often as it is there.
+    """Removes all occurrences of an option from the words of a command.
 
-    Of an option with a single value, the last one counts, as for `options.parse`.
+    If an option takes a single value, the last one counts, as in `options.parse`.
 
     Args:
       words: the words, which are changed.
-      option: such as `--run-dir`; it may be written with underscores, and with `=`.
+      option: such as `--run-dir`; the words may spell it with underscores, and with `=`.
 
     Returns:
-      Its values, in order; None where it has none.
+      Its values, in order; None for an occurrence without a value.
     """
     values: list[str | None] = []
     others: list[str] = []

@@ -44,7 +44,7 @@ def run(args: Sequence[str]) -> int:
         the image cannot be written.
     """
     chosen = options.parse(CompareOptions, "rl-replicator compare", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options are parsed, so that mistakes are reported immediately.
     from rl_replicator.cli import evaluations
     from rl_replicator.runs import comparison
 

@@ -1,4 +1,4 @@
-"""`rl-replicator --print-completion SHELL`: scripts with which a shell completes commands."""
+"""`rl-replicator --print-completion SHELL`: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
 
 
 def script(shell: str, commands: Mapping[str, Callable[[Sequence[str]], int]]) -> str:
-    """Returns a script that completes commands, what can be trained, and options.
+    """Returns a script that completes commands, names of trainables, and options.
 
-    The options are those of the installed packages at this moment. Where a value is expected, the
-    shell completes names of files.
+    The options are those of the currently installed packages. Where a value is expected, the shell
+    completes file names.
 
     Args:
       shell: "bash" or "zsh".
       commands: the functions that run the commands, by name.
 
     Raises:
-      UsageError: if it is another shell.
+      UsageError: if the shell is not supported.
     """
     if shell not in _SCRIPTS:
         raise UsageError(
             f"expected {' or '.join(_SCRIPTS)} after --print-completion, got {shell or 'nothing'}"
         )
-    # Bash takes the first pattern that fits, so the longest ones are in front.
+    # The shell uses the first pattern that matches, so longer ones come before their prefixes.
     cases = [
         f'    {_pattern(words)}) words="{" ".join(choices)}" ;;'
         for words, choices in sorted(_choices(commands).items(), reverse=True)
@@ -62,7 +62,7 @@ def _pattern(words: str) -> str:
 
 
 def _choices(commands: Mapping[str, Callable[[Sequence[str]], int]]) -> dict[str, list[str]]:
-    """Returns what may follow after the words of a command, by these words."""
+    """Returns the possible next words of a command, by the words before them."""
     found = {"": ["--help", "--print-completion", "--version", *commands]}
     evaluation: set[str] = {"--help"}
     for name in trainables.names():
@@ -80,7 +80,7 @@ def _choices(commands: Mapping[str, Callable[[Sequence[str]], int]]) -> dict[str
 
 
 def _help(run: Callable[[Sequence[str]], int]) -> str:
-    """Returns what a command prints as its help."""
+    """Returns the help text of a command."""
     with (
         options.one_column(),
         printed.by_this_thread("stdout") as text,

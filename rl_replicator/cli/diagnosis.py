@@ -1,4 +1,4 @@
-"""Checks that the installed packages fit each other and this machine.
+"""Checks that the installed packages are compatible with each other and with this machine.
 
 Other packages add findings: an entry point of the group `rl_replicator.diagnostics` is a function
 without arguments that returns an iterable of `Finding`.
@@ -78,7 +78,7 @@ def _installed(name: str) -> str | None:
 
 
 def _packages() -> Iterator[Finding]:
-    """Compares every direct dependency with its pin, and finds packages known to break us."""
+    """Compares direct dependencies with their pins, and finds packages that break this one."""
     required = _requirements()
     if not required:
         yield Finding(
@@ -128,7 +128,7 @@ def _package(requirement: Requirement) -> Finding:
 
 
 def _breaks(name: str, version: str) -> list[str]:
-    """Known reasons why this version breaks."""
+    """Returns the known reasons why this version breaks."""
     return [
         reason
         for known, versions, reason in _KNOWN_BREAKS
@@ -172,7 +172,7 @@ def _tensorflow() -> Iterator[Finding]:
     """Lists the devices; checks that TensorFlow uses its fast CPU kernels."""
     try:
         tf = importlib.import_module("tensorflow")
-    except Exception as error:  # A mismatch of binaries can raise anything.
+    except Exception as error:  # Incompatible binaries can raise anything.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         yield Finding(WRONG, "TensorFlow", f"cannot be imported: {lines[0]}", "see the lines above")
         return
@@ -203,6 +203,6 @@ def _tensorflow() -> Iterator[Finding]:
 
 
 def _registered() -> Iterator[Finding]:
-    """Findings of other packages, which this one does not know."""
+    """Yields the findings of the checks that other packages have registered."""
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
         yield from entry.load()()

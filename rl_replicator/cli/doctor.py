@@ -12,7 +12,7 @@ class DoctorOptions:
 
 
 def run(args: Sequence[str]) -> int:
-    """Prints one line per finding, with what to do where something is wrong."""
+    """Prints one line per finding, with advice if something is wrong."""
     options.parse(DoctorOptions, "rl-replicator doctor", args)
     from rl_replicator.cli import diagnosis
 

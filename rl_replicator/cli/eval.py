@@ -12,7 +12,7 @@ _COMMAND = "rl-replicator eval"
 
 
 def run(args: Sequence[str]) -> int:
-    """Evaluates the newest checkpoint of a run; what is trained there decides on the options.
+    """Evaluates the newest checkpoint of a run; the options depend on what it trains.
 
     Args:
       args: the words after `eval`.

@@ -1,4 +1,4 @@
-"""Reads the evaluations of the runs that a command is given."""
+"""Reads the evaluations of the runs that are passed to a command."""
 
 import functools
 import sys
@@ -10,7 +10,7 @@ from rl_replicator.runs.plots import EvaluatedRun
 
 
 def read(paths: Sequence[Path], figure: str | None) -> list[EvaluatedRun]:
-    """Reads runs; a line on stderr names each one that is left out, and why.
+    """Reads runs, and prints on stderr which ones are left out, and why.
 
     Args:
       paths: directories of runs, or of suites and other folders, which stand for all their runs.

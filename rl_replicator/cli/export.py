@@ -10,7 +10,7 @@ import tyro
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
 
-# Options that no value follows.
+# Options that take no value.
 _FLAGS = ("--best", "--no-best")
 
 
@@ -65,7 +65,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _options_type(args: Sequence[str]) -> type:
-    """Returns the options; those of a learner's run also say where its data lies now."""
+    """Returns the options class; for a learner's run, with options for where its data is now."""
     run_dir = _run_dir(args)
     if run_dir is None or not (run_dir / "config.json").exists():
         return ExportOptions
@@ -76,7 +76,7 @@ def _options_type(args: Sequence[str]) -> type:
 
 
 def _run_dir(args: Sequence[str]) -> Path | None:
-    """Returns the first word that is neither an option nor its value; that may be a run, too."""
+    """Returns the first word that is neither an option nor its value, which may be a path, too."""
     for before, word in zip(["", *args], args, strict=False):
         is_value = before.startswith("--") and "=" not in before and before not in _FLAGS
         if not word.startswith("-") and not is_value:

@@ -1,4 +1,4 @@
-"""Standard streams that may be lost: a reader such as `head` leaves, or a disk is full."""
+"""Standard streams that survive the loss of their reader, such as `head`, or a full disk."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, TextIO
 
 from rl_replicator.errors import DiskError, is_disk_full
 
-# What a write raises if nobody can read it: of a pipe, a socket, and a terminal that was closed.
+# Errors of a write that nobody can read: to a pipe, to a socket, and to a closed terminal.
 _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
 
 
 def open_closed() -> None:
-    """Opens standard streams that are closed (`>&-`) to nowhere.
+    """Opens the null device in place of standard streams that are closed (`>&-`).
 
-    Otherwise Python has None in their place, and the next file that is opened gets their number.
+    Otherwise Python has None in their place, and the next file to be opened gets their descriptor.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Gets the lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)  # Gets the lowest free descriptor, which is `number`.
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
@@ -32,12 +32,12 @@ def open_closed() -> None:
 def installed() -> Iterator[None]:
     """Makes `sys.stdout` and `sys.stderr` such streams, and flushes standard output at the end.
 
-    A command that trains must go on when nobody reads what it prints. One that only prints may go
-    on too: it ends soon. So a broken pipe that is raised nevertheless is that of something else,
-    and a failure.
+    A command that trains must continue when nobody reads its output. A command that only prints may
+    continue too, because it ends soon. So a broken pipe that is still raised comes from something
+    else, and is a failure.
 
     Raises:
-      DiskError: if a full disk does not take what was printed last; see `outlive_full_disk`.
+      DiskError: if the last output does not fit on a full disk; see `outlive_full_disk`.
     """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {"stdout": PrintedStream(before["stdout"]), "stderr": LastingStream(before["stderr"])}
@@ -50,20 +50,21 @@ def installed() -> Iterator[None]:
             lasting["stdout"].flush()
         finally:
             for name, stream in lasting.items():
-                if getattr(sys, name) is stream:  # A command may have replaced it for good.
+                if getattr(sys, name) is stream:  # A command may have replaced it permanently.
                     setattr(sys, name, before[name])
 
 
 def outlive_full_disk() -> None:
-    """Lets what is printed from now on be lost if the disk is full. For commands that train."""
+    """From now on, drops output that does not fit on a full disk. For commands that train."""
     if isinstance(sys.stdout, PrintedStream):
         sys.stdout.may_be_lost = True
 
 
 class LastingStream:
-    """A text stream that drops what is written once its reader has left, or the disk is full.
+    """A text stream that drops its output once its reader is gone or the disk is full.
 
-    What its encoding lacks, such as bytes of a file's name that are no UTF-8, becomes "?".
+    Characters that its encoding lacks, such as those for file name bytes that are not UTF-8, become
+    "?".
     """
 
     def __init__(self, stream: TextIO):
@@ -86,7 +87,7 @@ class LastingStream:
             return len(text)
 
     def flush(self) -> None:
-        """Passes on what was written if there is a reader."""
+        """Flushes the stream if there is a reader."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -96,10 +97,10 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def _drop_all(self, error: OSError) -> None:
-        """Lets all that follows go nowhere, that of libraries and what is still buffered too.
+        """Discards all further output, including that of libraries and what is still buffered.
 
         Raises:
-          OSError: the error, if it says something else.
+          OSError: the error, if it has another cause.
         """
         if error.errno not in _NO_READER and not is_disk_full(error):
             raise error
@@ -109,10 +110,10 @@ class LastingStream:
 
 
 class PrintedStream(LastingStream):
-    """Standard output: that a full disk does not take it is an error of a command that only prints.
+    """Standard output, for which a full disk is an error if a command only prints.
 
     Attributes:
-      may_be_lost: whether it is no error.
+      may_be_lost: whether a full disk is no error, because the command trains.
     """
 
     may_be_lost = False

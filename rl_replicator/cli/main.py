@@ -1,6 +1,6 @@
-"""`rl-replicator COMMAND ...`: runs a command and turns bad input into one line.
+"""`rl-replicator COMMAND ...`: runs a command, and reports bad input in one line.
 
-Other packages add to it by entry points, so that this package need not know them:
+Other packages extend it through entry points, so that this package does not depend on them:
 
   rl_replicator.commands      a module with `SUMMARY`, a line for the help, and
                               `run(args) -> exit status`. Imported by `--help`, so it must be light.
@@ -49,7 +49,7 @@ COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
 _NOISY = ("train", "eval", "export", "migrate")
-# Exit status after bad input, and what its line on stderr begins with.
+# Exit status after bad input, and the prefix of its line on stderr.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130
 _ROOT = Path(__file__).parents[2]
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status: 0; 2 after bad input (explained in one line); 74 if the disk is full (one
       line); 75 if another process of the job was lost (a supervisor then restarts the whole job);
       1 after any other failure (with its traceback); 130 after an interrupt. Output that nobody
-      reads any more is dropped without changing the status, as is what a command that trains prints
-      to a full disk.
+      reads any more is dropped without changing the status, as is the output of a command that
+      trains if the disk is full.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lasting_streams.open_closed()
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _INTERRUPTED
             except Exception as error:
                 return _report(error)
-    except DiskError as error:  # Of what was printed last.
+    except DiskError as error:  # From flushing the last output.
         return _report(error)
 
 
@@ -105,8 +105,8 @@ def _report(error: Exception) -> int:
 
 
 def _print_failure(error: Exception) -> None:
-    # The error of a node holds the traceback of where it was raised, perhaps in code of the user.
-    # That of this thread, which waited for the node, would only be longer.
+    # A node's error contains the traceback from where it was raised, perhaps in the user's code.
+    # The traceback of this thread, which waited for the node, would only add length.
     if hasattr(error, "traceback_text"):
         print(error, file=sys.stderr)
     else:
@@ -151,8 +151,8 @@ def configure_libraries() -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Actors multiply one observation with small matrices: with two threads that takes up to twice
-    # the processor time, which they share with the learner.
+    # Actors multiply single observations by small matrices. With two threads, this takes up to
+    # twice the processor time, and they share the processors with the learner.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -187,7 +187,7 @@ def _run(args: list[str]) -> int:
 
 
 def _with_home(word: str) -> str:
-    """Returns `--option=~/path` with the home directory, which the shell writes out elsewhere."""
+    """Returns `--option=~/path` with `~` expanded, which the shell does not do after `=`."""
     option, equals, value = word.partition("=")
     return f"{option}={os.path.expanduser(value)}" if equals and option[:2] == "--" else word
 

@@ -24,7 +24,7 @@ from rl_replicator.cli import printed
 from rl_replicator.errors import UsageError
 
 Options = TypeVar("Options")
-# The type of a positional list of directories; an options class says what they are.
+# The type of a positional list of directories; the options class documents what they are.
 RunDirs = Annotated[
     tuple[Path, ...],
     tyro.conf.Positional,
@@ -32,8 +32,8 @@ RunDirs = Annotated[
 ]
 
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a string", "PATH": "a path"}
-# Terminal widths for tyro: wider than any message, so that none is broken into lines; and narrow
-# enough for the help to have its options in one column.
+# Terminal widths for tyro: wider than any message, so that none is wrapped; and narrow enough that
+# the help lists the options in one column.
 _UNBROKEN, _ONE_COLUMN = 2000, 80
 
 
@@ -50,9 +50,9 @@ def parse(
       kind: the dataclass. A nested one becomes `--field.name`.
       command: the command as the user typed it, such as 'rl-replicator train d4pg'.
       args: the words after it.
-      alternatives: flags that change the options, with the dataclass of the options with it. The
-        message for an unknown option that one of these has names the flag.
-      default: an instance whose values hold for options that are not given.
+      alternatives: flags that change the options -> the dataclass of the options with the flag. If
+        an unknown option exists with a flag, the error names the flag.
+      default: an instance with the values of options that are not given.
 
     Returns:
       An instance of `kind`.
@@ -80,9 +80,9 @@ def parse(
 
 
 def _help_texts() -> ConstructorRegistry:
-    """Returns rules by which the help has the docstrings of fields as paragraphs.
+    """Returns rules that make the help show the docstrings of fields as paragraphs.
 
-    tyro itself keeps the ends of their lines, because it takes indented lines for those of a list.
+    tyro itself keeps their line breaks, because it takes indented lines for list items.
     """
     registry, is_asking = ConstructorRegistry(), False
 
@@ -90,7 +90,7 @@ def _help_texts() -> ConstructorRegistry:
     def explain(info: StructTypeInfo) -> StructConstructorSpec | None:
         nonlocal is_asking
         if is_asking or not dataclasses.is_dataclass(info.type):
-            return None  # The rules of tyro hold.
+            return None  # tyro's own rules apply.
         is_asking = True
         spec = ConstructorRegistry.get_struct_spec(info)
         is_asking = False
@@ -107,7 +107,7 @@ def _explained(field: StructFieldSpec) -> StructFieldSpec:
         return field
     text = re.sub(r"(?<!\n)\n(?![\n*-])", " ", text)
     kind: Any = field.type
-    if re.search(r"\bDefault\b", text):  # And not "(default: None)" as well.
+    if re.search(r"\bDefault\b", text):  # Then "(default: None)" would be redundant.
         kind = Annotated[kind, tyro.conf.arg(help_behavior_hint=_unless_none)]
     return dataclasses.replace(field, type=kind, helptext=text)
 
@@ -117,9 +117,10 @@ def _unless_none(default: str) -> str:
 
 
 def _check_given_once(kind: type, command: str, args: Sequence[str]) -> None:
-    """Checks that no list is given twice: the parser would drop the first one without a word.
+    """Checks that no list is given twice: the parser would silently drop the first one.
 
-    Of a single value, the last one counts, as users expect who add options to a command.
+    If an option takes a single value, the last one counts, as users expect when they append options
+    to a command.
     """
     names = _names(args)
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -131,15 +132,15 @@ def _check_given_once(kind: type, command: str, args: Sequence[str]) -> None:
 
 
 def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
-    """Divides the words of a command into its own and those that it passes to `train`.
+    """Splits the words of a command into its own and those that it passes to `train`.
 
     Args:
       args: the words after the command.
       own: options of the command itself.
 
     Returns:
-      The words before the first option, `--help`, and the options in `own`, with their values; all
-      others.
+      The words before the first option, `--help`, and the options in `own` with their values; and
+      all other words.
     """
     ours: list[str] = []
     theirs: list[str] = []
@@ -155,7 +156,7 @@ def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
 
 
 def check_no_config(words: Sequence[str], command: str) -> None:
-    """Checks that a command that takes the options of `train` gets no file of them.
+    """Checks that a command that takes the options of `train` is not given a file of options.
 
     Args:
       words: the words for `train`.
@@ -172,7 +173,7 @@ def check_no_config(words: Sequence[str], command: str) -> None:
 
 
 def names_of(kind: type) -> set[str]:
-    """Returns the options of a dataclass of a command itself, `--` before each."""
+    """Returns the options that a command's own dataclass defines, each with `--`."""
     return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}
 
 
@@ -188,8 +189,8 @@ def declared_options(kind: type, command: str, words: Sequence[str] = ()) -> dic
     Args:
       kind: the dataclass.
       command: the command as the user typed it.
-      words: those that choose among the dataclasses of a union, such as 'field:inner'; others are
-        ignored. The options are those that may follow.
+      words: words that select a dataclass of a union, such as 'field:inner'; others are ignored.
+        The result has the options that may follow them.
     """
     with one_column(), printed.by_this_thread("stdout") as text, contextlib.suppress(SystemExit):
         tyro.cli(kind, prog=command, args=[*words, "--help"])
@@ -197,10 +198,10 @@ def declared_options(kind: type, command: str, words: Sequence[str] = ()) -> dic
 
 
 def divide_at_members(kind: type, command: str, words: Sequence[str]) -> list[list[str]]:
-    """Divides the words of a command before each one that chooses the dataclass of a union.
+    """Splits the words of a command before each word that selects a dataclass of a union.
 
-    The parser takes an option in one part only: that of its dataclass, the first one for those that
-    are in no union.
+    The parser accepts an option only in the part of its dataclass, or in the first part if the
+    option is in no union.
 
     Args:
       kind: the dataclass of the options.
@@ -214,7 +215,7 @@ def divide_at_members(kind: type, command: str, words: Sequence[str]) -> list[li
     members: list[str] = []
     declared = None
     for word in words:
-        if ":" in word and not word.startswith("-"):  # Or a value, such as that of --env.
+        if ":" in word and not word.startswith("-"):  # It may be a value, such as that of --env.
             declared = declared_options(kind, command, members) if declared is None else declared
             after = declared_options(kind, command, [*members, word])
             if after != declared:
@@ -226,12 +227,12 @@ def divide_at_members(kind: type, command: str, words: Sequence[str]) -> list[li
 
 
 def one_column() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which a help text has its options in one column."""
+    """Returns a context in which help texts list the options in one column."""
     return _columns(_ONE_COLUMN)
 
 
 def read_help(text: str) -> dict[str, str]:
-    """Returns the options in a help text of one column, and the type of each."""
+    """Returns the options in a help text with one column, and the type of each."""
     declared = {"--help": ""}
     for line in _text_lines(text):
         first = re.match(r"(?:-\w, )?(--[\w.-]+)(?:, (--[\w.-]+))?(?: (\S.*?))?(?:  |$)", line)
@@ -244,7 +245,7 @@ def read_help(text: str) -> dict[str, str]:
 
 
 def _message(box: str, declared: dict[str, str], command: str, args: Sequence[str]) -> str:
-    """Makes one line of the several in tyro's box."""
+    """Turns tyro's box of several lines into a message of one line."""
     see = f"'{command} --help' lists the options"
     lines = _text_lines(box)
     for line in lines:
@@ -269,7 +270,7 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
         r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\)", text
     ):
         given, name, choices = choice.groups()
-        expected = choices.rstrip(",").replace(", ", " or ")  # A tuple, perhaps of one.
+        expected = choices.rstrip(",").replace(", ", " or ")  # A tuple, perhaps of one element.
         return f"expected {expected} for {name}, got {given}; {see}"
     if wrong := re.match(r"Error parsing (--\S+): ", text):
         name = wrong[1]
@@ -280,7 +281,7 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
 
 
 def _kind(value: str) -> str:
-    """Describes a type that tyro has written: 'None or a number' for '{None}|FLOAT'."""
+    """Describes a type in tyro's notation: 'None or a number' for '{None}|FLOAT'."""
     words = []
     for part in value.split("|"):
         if several := re.fullmatch(r"\[(\w+) \[\1 \.\.\.\]\]", part):
@@ -291,7 +292,7 @@ def _kind(value: str) -> str:
 
 
 def _close_matches(name: str, declared: dict[str, str]) -> list[str]:
-    """Returns the options that look like `name` also without the groups that both begin with."""
+    """Returns the options that resemble `name` even without the leading groups that both share."""
 
     def is_close(option: str) -> bool:
         given, there = name[2:].split("."), option[2:].split(".")
@@ -303,12 +304,12 @@ def _close_matches(name: str, declared: dict[str, str]) -> list[str]:
 
 
 def _same_ending(name: str, declared: dict[str, str]) -> list[str]:
-    """`--agent.learning-rate` for `--learning-rate`."""
+    """Returns an option that ends like `name`: `--agent.learning-rate` for `--learning-rate`."""
     return [option for option in declared if option.endswith("." + name[2:])][:1]
 
 
 def _given(name: str, args: Sequence[str]) -> str:
-    """Returns the words that the user has put after the option `name`."""
+    """Returns the words that the user has written after the option `name`."""
     words: list[str] = []
     for index, arg in enumerate(args):
         key, equals, value = arg.partition("=")
@@ -324,13 +325,12 @@ def _given(name: str, args: Sequence[str]) -> str:
 def _text_lines(box: str) -> list[str]:
     """Returns the lines of a printed box, without its frame.
 
-    The frame is of box-drawing characters, or of hyphens if the output takes ASCII alone.
+    The frame consists of box-drawing characters, or of hyphens if the output is limited to ASCII.
     """
     bare = "".join(
         " " if 0x2500 <= ord(char) <= 0x257F else char
         for char in re.sub(r"\x1b\[[0-9;]*m", "", unicodedata.normalize("NFC", box))
     )
-    # Where the terminal has no such characters, the frame is made of dashes.
     return [line.strip() for line in bare.splitlines() if line.strip(" -")]
 
 

@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> int:
       UsageError: if an option is wrong, no run can be read, or the image cannot be written.
     """
     chosen = options.parse(PlotOptions, "rl-replicator plot", args)
-    # Imported after the options have been read, so that mistakes are reported at once.
+    # Imported after the options are parsed, so that mistakes are reported immediately.
     from rl_replicator.cli import evaluations
     from rl_replicator.runs import plots, selection
     from rl_replicator.runs.run_directory import RunDirectory

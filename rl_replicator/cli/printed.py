@@ -1,4 +1,4 @@
-"""What the calling thread prints, as text."""
+"""Captures what the calling thread prints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Literal, TextIO
 
 @contextlib.contextmanager
 def by_this_thread(stream: Literal["stdout", "stderr"]) -> Iterator[io.StringIO]:
-    """Collects what the calling thread prints; what other threads print goes where it went.
+    """Captures what the calling thread prints; other threads still print to the original stream.
 
-    `contextlib.redirect_stderr` would collect the lines of other threads too, such as those that
-    copy the output of a child process, and a message would be made of them.
+    `contextlib.redirect_stderr` would capture the lines of other threads too, such as those that
+    copy the output of a child process, and they would end up in a message.
 
     Args:
-      stream: the stream of `sys` that is collected.
+      stream: the stream of `sys` to capture.
 
     Yields:
       The text so far.
@@ -33,7 +33,7 @@ def by_this_thread(stream: Literal["stdout", "stderr"]) -> Iterator[io.StringIO]
 
 
 class _Divided(io.StringIO):
-    """Keeps the text of the thread that made it and passes on that of all others."""
+    """Keeps the text of the thread that created it, and passes on that of all others."""
 
     def __init__(self, others: TextIO):
         super().__init__()

@@ -1,6 +1,6 @@
 """Filters the log lines of C++ libraries out of standard error; errors and our own lines pass.
 
-TensorFlow, XLA and Reverb write some lines to file descriptor 2 whatever their log levels are.
+TensorFlow, XLA and Reverb write some lines to file descriptor 2 regardless of their log levels.
 """
 
 import atexit
@@ -57,7 +57,7 @@ def silence() -> None:
 
 
 class _Quiet:
-    """A text stream that drops the same lines if a supervisor forwards them from a node."""
+    """A text stream that drops the same lines when a supervisor forwards them from a node."""
 
     def __init__(self, stream: LastingStream):
         """Wraps a stream."""

@@ -21,7 +21,7 @@ _COMMAND = "rl-replicator sweep"
 _TRAIN = "rl-replicator train"
 # Options of the runs that the sweep itself sets.
 _OURS = ("--seed", "--resume", "--no-resume", "--config")
-# Prefixes of options that set when a run is evaluated, and how: of agents and of our learners.
+# Prefixes of options that set when and how a run is evaluated: of agents and of our learners.
 _EVALUATIONS = ("evaluation.", "evaluate-")
 
 
@@ -139,7 +139,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
     arguments = _arguments(kind, theirs, parameters)
     own = [*quiet, *command.own_words(seeds[0], run_dir)]
-    # A run must accept the values at the ends of every search, one after the other.
+    # A run must accept the example values of every search, one at a time.
     for one in parameters:
         tried = [arguments.words([(one, value)], own) for value in one.space.examples()]
         values = [_setting(_parsed(chosen.name, trainable, words), one.option) for words in tried]
@@ -187,13 +187,13 @@ def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
                 "other options"
             )
         if one.option in LENGTHS or one.option.startswith(_EVALUATIONS):
-            # A trial is measured by its last evaluation, and compared evaluation by evaluation.
+            # Trials are ranked by their last evaluation, and compared evaluation by evaluation.
             raise UsageError(
                 "--search: expected options that leave the length and the evaluations of a run as "
                 f"they are, by which trials are compared, got {one.option}; give --{one.option}, "
                 "and sweep each value of it on its own"
             )
-        if one.option.replace("-", "_") in required:  # The task of an agent.
+        if one.option.replace("-", "_") in required:  # Such as the task of an agent.
             raise UsageError(
                 f"--search: expected options that have a default, got {one.option}; give "
                 f"--{one.option}, and sweep each value of it on its own"
@@ -212,10 +212,10 @@ def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> N
 def _arguments(
     kind: type, words: Sequence[str], parameters: Sequence[Parameter]
 ) -> command.Arguments:
-    """Divides the options of the runs where options that are searched may come between them."""
+    """Splits the options of the runs where searched options may be inserted."""
     parts = options.divide_at_members(kind, _TRAIN, words)
     members = [part[0] for part in parts[1:]]
-    places = dict.fromkeys((one.option for one in parameters), 0)  # Also of one that there is not.
+    places = dict.fromkeys((one.option for one in parameters), 0)  # Also for unknown options.
     for index in range(1, len(parts)):
         declared = options.declared_options(kind, _TRAIN, members[:index])
         places |= {option: index for option in places if f"--{option}" in declared}
@@ -225,7 +225,7 @@ def _arguments(
 def _check_changeable(
     trainable: trainables.Trainable, parameter: Parameter, values: Sequence[Any]
 ) -> None:
-    """Checks that a run may go on from a checkpoint with other values of a searched option."""
+    """Checks that a run may continue from a checkpoint with another value of a searched option."""
     option = parameter.option
     if not trainable.may_change(option) or not all(isinstance(x, float) for x in values):
         raise UsageError(
@@ -236,7 +236,7 @@ def _check_changeable(
 
 
 def _current(settings: Any, option: str) -> str:
-    """Returns the value that an option has without the search, as it is written."""
+    """Returns the value of an option without the search, as written on the command line."""
     value = to_plain(_setting(settings, option), option)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 

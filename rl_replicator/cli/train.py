@@ -78,7 +78,7 @@ def train(
     on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
     **settings: Any,
 ) -> RunDirectory:
-    """Does what `rl-replicator train` does.
+    """Trains, or continues a run, as `rl-replicator train` does.
 
         run = rl_replicator.train(
             "d4pg",
@@ -90,12 +90,12 @@ def train(
         policy = agents.load_policy(run.path)
 
     Args:
-      name: what to train. None if `run_dir` or `config` says it.
-      run_dir: directory of the run; an existing run is continued with the settings that it has.
+      name: what to train. None if `run_dir` or `config` specifies it.
+      run_dir: directory of the run; an existing run is continued with its stored settings.
       config: file of settings, as for `--config`.
       on_evaluation: called after each evaluation with its figures, by name; in a job of several
-        processes by the chief's. If it raises, the run is stopped and saved, and the error passes
-        through.
+        processes, only in the chief's. If it raises, the run is stopped and saved, and the error
+        propagates.
       **settings: options by name, as `rl-replicator train NAME --help` lists them; groups such as
         `agent` are dictionaries or dataclasses.
 
@@ -104,8 +104,8 @@ def train(
 
     Raises:
       UsageError: after bad input.
-      KeyboardInterrupt: if a signal ended the run, which is saved, or the stop of the Launchpad
-        program in whose node this was called.
+      KeyboardInterrupt: if the run was ended by a signal, or by the stop of the Launchpad program
+        in whose node this was called. The run is saved.
     """
     path = None if run_dir is None else Path(os.path.expanduser(run_dir))
     file = None if config is None else os.path.expanduser(os.fspath(config))
@@ -133,13 +133,13 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a run or a file says of a run.
+    """The settings of a run, as stored in its directory or in a file.
 
     Attributes:
       trainable: name of what is trained.
-      options: its options as plain data; what is missing has its default.
+      options: its options as plain data; missing ones have their defaults.
       place: the run's directory or the file; empty if there is neither.
-      is_run: whether a run has written them, and thus all of its settings.
+      is_run: whether a run has written them, so that no setting is missing.
     """
 
     trainable: str
@@ -149,10 +149,10 @@ class Stored:
 
 
 def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored | None:
-    """Returns the settings to begin with: of a file, or of an existing run, or None.
+    """Returns the settings to start from: those of a file, or of an existing run, or None.
 
     Raises:
-      UsageError: if there is no such file or run, or it is of something else than `name`.
+      UsageError: if there is no such file or run, or it trains something other than `name`.
     """
     if file is not None:
         found, place = _read(Path(file)), file
@@ -173,39 +173,39 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
     plain = dict(found.get("options", {}))
     if file is not None:
         plain = _without_discount_of_task(plain, found.get("identity"))
-    # A run may have been moved since, and one that goes on has not asked to `resume`.
+    # The run may have been moved since, and a stored `resume` must not apply again.
     plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
     return Stored(trainable, plain, place, is_run="identity" in found)
 
 
 def _without_discount_of_task(plain: dict[str, Any], identity: Any) -> dict[str, Any]:
-    """Returns a file's options with the discount that was asked for.
+    """Returns a file's options with the discount that the user requested.
 
-    Runs from pixels of earlier versions have stored what "auto" had become for their action repeat,
-    which another task would not have.
+    In earlier versions, runs from pixels stored the number that "auto" stands for with their action
+    repeat, which another task may not have.
 
     Args:
       plain: the options of the file.
-      identity: its identity; None if it is not of a run.
+      identity: its identity; None if the file is not a run's.
     """
     pixels = identity.get("pixels") if isinstance(identity, Mapping) else None
     repeat = pixels.get("action_repeat") if isinstance(pixels, Mapping) else None
     agent = plain.get("agent")
     if not isinstance(repeat, int) or not isinstance(agent, Mapping):
         return plain
-    # To the last digit, which tells it from 0.97 for eight steps, as a user would write it.
+    # Compared exactly: a user may have written a round number, such as 0.97 for eight steps.
     if agent.get("discount") != DISCOUNT_OF_STEP**repeat:
         return plain
     return {**plain, "agent": {**agent, "discount": AUTO}}
 
 
 def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: str) -> Any:
-    """Rebuilds options; an error names where they are from.
+    """Rebuilds options; an error names their source.
 
     Args:
       trainable: what is to be trained.
       plain: its options as plain data.
-      place: where they are from; empty for an error without it.
+      place: their source; empty to leave it out of the error.
 
     Raises:
       UsageError: if an option is unknown, missing, or of another type or value.
@@ -225,7 +225,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads a file of settings.
 
     Raises:
-      UsageError: if there is none, it is neither JSON nor TOML, or it has what no config has.
+      UsageError: if there is no such file, it is neither JSON nor TOML, or it is not a config.
     """
     try:
         text = path.read_text()
@@ -249,7 +249,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_home(plain: Any) -> Any:
-    """Returns settings of a user with the home directory in place of `~` in texts."""
+    """Returns a user's settings with `~` expanded in strings."""
     if isinstance(plain, Mapping):
         return {key: _with_home(value) for key, value in plain.items()}
     if isinstance(plain, list):
@@ -258,7 +258,7 @@ def _with_home(plain: Any) -> Any:
 
 
 def _kind(words: Sequence[str]) -> dict[str, Any]:
-    """Returns what the words say of preset and observations, by the names of the options."""
+    """Returns the preset and the kind of observations that the words set, by option name."""
     chosen: dict[str, Any] = {}
     preset = _take(list(words), "--preset")
     if preset is not None:
@@ -270,11 +270,11 @@ def _kind(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_kind(stored: Stored, words: Sequence[str]) -> dict[str, Any]:
-    """Returns a file's options with what the words say of observations, preset and environment.
+    """Returns a file's options with the observations, preset and environment that the words set.
 
-    The first two decide which other options there are and their defaults, so they come before all
-    others; the file of a run leaves none of these to them. A file may lack an environment, which
-    has no default.
+    The first two determine which other options exist, and their defaults, so they are applied
+    before all others. They are not applied to the file of a run, which has all options already. A
+    file may lack an environment, which has no default.
     """
     env = _take(list(words), "--env")
     chosen = {} if env is None else {"env": env}
@@ -284,11 +284,12 @@ def _with_kind(stored: Stored, words: Sequence[str]) -> dict[str, Any]:
 def _check_kind(wanted: Mapping[str, Any], default: Any) -> None:
     """Refuses to change the preset of stored settings, or what their run observes.
 
-    All of the other settings are stored as well, so they would stay those of the former kind.
+    All other settings are stored as well, so they would remain those of the old preset or
+    observations.
 
     Args:
       wanted: options by name.
-      default: the options to begin with.
+      default: the stored options.
 
     Raises:
       UsageError: if `wanted` has another preset, or other observations.

@@ -29,8 +29,8 @@ class Trainable(Protocol):
         """Rebuilds options from plain data.
 
         Args:
-          plain: options by name, as in the `options` of a run's config.json. What is missing has
-            its default.
+          plain: options by name, as in the `options` of a run's config.json. Missing ones have
+            their defaults.
 
         Returns:
           An instance of the dataclass of the options.
@@ -40,12 +40,12 @@ class Trainable(Protocol):
         """
 
     def may_change(self, option: str) -> bool:
-        """Returns whether training goes by another value of an option after a checkpoint.
+        """Returns whether training from a checkpoint uses a new value of an option.
 
-        It is asked for real numbers only: what has another type may set the size of something.
+        Called only for real numbers: options of other types may set the size of something.
 
         Args:
-          option: its name without the hyphens before it, such as `agent.critic-learning-rate`.
+          option: its name without the leading hyphens, such as `agent.critic-learning-rate`.
         """
 
     def train(self, options: Any, listener: RunListener = SILENT) -> int | None:
@@ -53,7 +53,7 @@ class Trainable(Protocol):
 
         Args:
           options: an instance of the dataclass of the options.
-          listener: hears of the run and its evaluations.
+          listener: is notified of the run and its evaluations.
         """
 
     @property
@@ -78,8 +78,8 @@ def load(name: str) -> Trainable:
     """Imports what is registered as `name`, or a user's own `package.module:make_learner`.
 
     Returns:
-      The trainable. A dataclass with a field `name` has `name` there: runs store it, and are
-      loaded by it.
+      The trainable. If it is a dataclass with a field `name`, that is set to `name`, which runs
+      store and by which they are loaded.
 
     Raises:
       UsageError: if nothing is registered under that name, or there is no such module.
@@ -105,7 +105,7 @@ def load(name: str) -> Trainable:
 def _named(trainable: Any, name: str) -> Any:
     if "name" not in getattr(trainable, "__dataclass_fields__", ()):
         return trainable
-    named = copy.copy(trainable)  # `dataclasses.replace` would call a constructor of its own.
+    named = copy.copy(trainable)  # `dataclasses.replace` would call a custom constructor.
     object.__setattr__(named, "name", name)
     return named
 
