@@ -55,8 +55,8 @@ class Calls:
             phases, a call runs one phase `times` times.
 
         Raises:
-          ConfigError: if there is no phase, if a phase has no positive `times`, if two have one
-            name, or if the data has batches of the wrong size.
+          ConfigError: if there is no phase, if the `times` of a phase is not positive, if two have
+            the same name, or if the data has batches of the wrong size.
         """
         self._replicator = replicator
         self._phases = tuple(learner.phases())
@@ -163,7 +163,7 @@ def check_repeatable(random_op: str | None, place: str) -> None:
 
     Args:
       random_op: a random operation that does not depend on variables; None if there is none.
-      place: where it was looked for, with its article.
+      place: where the operation was searched for, with an article.
 
     Raises:
       ConfigError: if there is one.
@@ -210,7 +210,7 @@ def _ensure_size(size: int, num_replicas: int, spec: Any, *element: Any) -> Any:
     Args:
       size: expected number of examples.
       num_replicas: number of replicas over all processes.
-      spec: spec of the element, whose structure the arguments of `map` do not tell.
+      spec: spec of the element, whose structure cannot be inferred from the arguments of `map`.
       *element: what `map` passes.
     """
     flat = tf.nest.flatten(element)

@@ -33,7 +33,7 @@ class CheckpointClock:
         self._calls = 0
 
     def is_due(self) -> bool:
-        """Tells whether to save now. All processes must call it after each of their calls."""
+        """Returns whether to save now. All processes must call it after each of their calls."""
         if self._replicator.num_processes == 1:
             return self._is_due_here()
         self._calls += 1

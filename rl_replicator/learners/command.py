@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
-# The replicas of several processes, which a supervisor restarts.
+# Kinds of replicas that use several processes, which a supervisor restarts.
 _JOBS = ("multi_worker", "multi_worker_async")
-# They may grow when the run is resumed.
+# Settings that may grow when the run is resumed.
 _FREE = tuple(f"config.{name}" for name in LENGTHS)
-# The type of a setting that names a place on this machine: it is stored absolute, and may change.
+# Types of settings that name a place on this machine. They are stored as absolute paths, and may
+# change.
 _PLACES = (Path, Path | None)
 # For a `Training` that takes no step.
 _MEASURING = RunOptions(steps_per_call=1, evaluation_seconds=float("inf"))
@@ -109,13 +110,13 @@ class LearnerCommand:
         return self.with_places(LearnerEvaluationOptions)
 
     def with_places(self, options_type: type) -> type:
-        """Adds options for what lies elsewhere now than during training.
+        """Adds options for data that has been moved since training.
 
         Args:
           options_type: frozen dataclass of the options of `evaluate` or of an export.
 
         Returns:
-          A frozen dataclass that also has the places of the config, None for those of the run.
+          A frozen dataclass that also has the places of the config; None stands for the run's own.
         """
         import tyro
 
@@ -193,11 +194,11 @@ class LearnerCommand:
                     f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
                     f"a longer run continues it{_how_to_grow(config)}"
                 )
-                if events.lacks_end(events.read(run.path)):  # It was killed before it told anyone.
+                if events.lacks_end(events.read(run.path)):  # Killed before recording its end.
                     trackers.add_files(run)
                     events.record(run.path, events.RUN, events.FINISHED)
                 return 0
-            # As they were asked for; the identity has what this machine has decided.
+            # As requested; the identity has the values that were determined on this machine.
             settings = to_plain(options) | to_plain(options.config)
             settings.pop("config")
             score = _score(learner)
@@ -205,7 +206,8 @@ class LearnerCommand:
             if score is not None:
                 print(_what_is_best(score), flush=True)
             try:
-                # It refuses options, which a later command would take from the run's config.
+                # It may refuse options, so they are written only afterwards: a later command takes
+                # them from the run's config.
                 training = Training(replicator, learner, run, options, listener)
                 plain_score = None if score is None else score.plain()
                 run.describe(self.name, identity, settings, plain_score)
@@ -251,7 +253,7 @@ class LearnerCommand:
     def exported(
         self, run_dir: Path, best: bool, license_name: str | None, **places: Path | None
     ) -> "ExportedModel":
-        """Returns what a run has trained as a model; see `rl_replicator.cli.export`.
+        """Returns the trained model of a run; see `rl_replicator.cli.export`.
 
         Args:
           run_dir: directory of the run.
@@ -320,7 +322,7 @@ class LearnerCommand:
 
 
 def of_module(name: str) -> Any:
-    """Returns the command that `package.module:name` names, or one for the `make_learner` there.
+    """Returns the command `package.module:name`, or a command for the function of that name.
 
     Args:
       name: import path of a command, or of a function (replicator, config) -> learner.
@@ -333,7 +335,7 @@ def of_module(name: str) -> Any:
     if not module_name:
         raise UsageError(f"expected module:function, got {name!r}; name a module")
     try:
-        if module_name.startswith("."):  # A relative one, in a package that nobody has named.
+        if module_name.startswith("."):  # A relative name, whose package is unknown.
             raise ModuleNotFoundError(name=module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -352,7 +354,7 @@ def of_module(name: str) -> Any:
         ) from None
     function = getattr(module, attribute, None)
     if hasattr(function, "options_type"):
-        return function  # A command itself, such as that of an agent.
+        return function  # It is already a command, such as that of an agent.
     if not callable(function):
         # Neither built-in modules nor namespace packages have a file.
         place = getattr(module, "__file__", None) or f"the module {module_name}"
@@ -370,7 +372,7 @@ def of_module(name: str) -> Any:
 
 
 def _check_fields(config_type: type) -> None:
-    # The options have them beside those of the config, which itself is called `config` there.
+    # The options have these names beside the fields of the config, which itself is named `config`.
     taken = {"config", *(field.name for field in dataclasses.fields(RunOptions))}
     for field in dataclasses.fields(config_type):
         if field.name in taken:
@@ -396,7 +398,7 @@ def _places(config_type: type) -> list[str]:
 
 
 def _with_absolute_places(config: Any) -> Any:
-    """Returns a config whose places are the same ones for a command in another folder."""
+    """Returns a config with absolute places, so that commands in other folders find them."""
     places = {name: getattr(config, name) for name in _places(type(config))}
     absolute = {name: Path(place).absolute() for name, place in places.items() if place is not None}
     return dataclasses.replace(config, **absolute)
@@ -413,7 +415,8 @@ def _is_job(options: RunOptions) -> bool:
 def _check_can_restart(options: RunOptions) -> None:
     """Refuses a job that would begin a new run whenever its supervisor restarts it.
 
-    Asynchronous workers never get to see the run, and end with the same error as their chief.
+    Checked before the replicator is made: asynchronous workers, which never open the run, thus end
+    with the same error as their chief.
     """
     if options.run_dir is None and _is_job(options):
         raise ConfigError(
@@ -429,7 +432,7 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-        # With determinism, random ops without a seed raise. Learners set seeds of their own later.
+        # With determinism, random ops without a seed raise. Learners set their own seeds later.
         tf.random.set_seed(0)
     return make(replicator_name(replicas))
 
@@ -439,7 +442,7 @@ def _identity(config: Any) -> dict[str, Any]:
 
 
 def _agree_on_checkpoint(replicator: "Replicator") -> None:
-    """Waits until the chief has set damaged checkpoints aside: all processes see the same one."""
+    """Waits until the chief has set damaged checkpoints aside, so that all see the same one."""
     replicator.reduce("max", np.int64(0))
 
 
@@ -454,7 +457,7 @@ def _score(learner: "Learner") -> Score | None:
 
 
 def _what_is_best(score: Score) -> str:
-    """Tells what `Evaluation.best` means: by the name alone, nobody notices the wrong one."""
+    """Explains `Evaluation.best`, because a wrong sign before the name is easily overlooked."""
     kept, other, word = (
         ("highest", "lowest", f"-{score.figure}")
         if score.is_highest_best
@@ -473,13 +476,13 @@ def _how_to_grow(config: Any) -> str:
 
 
 def _how_to_continue(run: RunDirectory, options: RunOptions) -> str:
-    if _is_job(options):  # Nobody here knows what has started the processes of the job.
+    if _is_job(options):  # The command that started the processes of the job is unknown here.
         return "the job continues when it is started again by the same command"
     return f"continue with: rl-replicator train --run-dir {shlex.quote(str(run.path))}"
 
 
 def _empty(folder: Path) -> None:
-    """Removes what is in a folder, which may be the user's."""
+    """Removes the contents of a folder, but not the folder, which may be the user's."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -509,7 +512,7 @@ def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int
 
 
 def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
-    """Returns the figures of the evaluation after a step, else the metrics of the last steps."""
+    """Returns the figures of the evaluation after a step, or else the training metrics."""
     from rl_replicator.runs.metrics import read_metrics
 
     for group in ("evaluation", "train"):

@@ -1,4 +1,4 @@
-"""The contract of a learner, which `rl-replicator train module:make_learner` expects from a module.
+"""The contract of learners. `rl-replicator train module:make_learner` expects this function:
 
     def make_learner(replicator: rr.Replicator, config: Config) -> Learner
 
@@ -31,7 +31,7 @@ def check_steps(name: str, number: Any, remedy: str) -> None:
     """Checks a number of steps, which may be a NumPy integer.
 
     Args:
-      name: what has it, for the error.
+      name: name of the number, for the error.
       number: the number.
       remedy: what to do, for the error.
 
@@ -82,7 +82,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluation on finite data: sums in which every example counts once, and their figures.
+    """An evaluation on finite data: sums that count every example once, and figures from them.
 
     Attributes:
       input_fn: maps an `InputContext` to a finite dataset of batches of at most the per-replica
@@ -145,7 +145,8 @@ class Served:
     """The function that a learner is trained for.
 
     Attributes:
-      function: takes tensors by keyword, and returns tensors by name. No dataset, no augmentation.
+      function: takes tensors by keyword, and returns tensors by name. It uses no dataset and no
+        augmentation.
       inputs: specs by name; the first dimension, the batch, is None.
 
     Raises:
@@ -164,7 +165,7 @@ class Served:
             )
 
     def outputs(self) -> "dict[str, tf.TensorSpec]":
-        """Returns the specs of what the function returns, by name. It is traced for them.
+        """Traces the function, and returns the specs of its outputs by name.
 
         Raises:
           ConfigError: if it returns anything but tensors by name.
@@ -225,7 +226,7 @@ class Learner(abc.ABC):
         raise NotImplementedError("expected step_fn or phases to be overridden, found neither")
 
     def phases(self) -> Sequence[Phase]:
-        """Returns the step functions that make up a step, in their order.
+        """Returns the step functions that make up a step, in order.
 
         Override it for several step functions. They share the input; each call uses a new batch.
         """

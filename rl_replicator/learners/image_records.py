@@ -134,7 +134,7 @@ def read(
 def decode(
     encoded: tf.Tensor, choose_window: Callable[[tf.Tensor], tf.Tensor], size: int
 ) -> tf.Tensor:
-    """Decodes a window of an image and resizes it. Of a JPEG, decodes only the window.
+    """Decodes a window of an image and resizes it. Only the window of a JPEG is decoded.
 
     Args:
       encoded: JPEG or PNG, a scalar string.
@@ -236,11 +236,12 @@ def _counts(files: Sequence[Path]) -> list[int]:
 
 
 def _is_imagenet(files: Sequence[Path]) -> bool:
-    """Whether the training files are those of ImageNet, 140 GB, whose records need no counting.
+    """Returns whether the training files are ImageNet's, 140 GB, whose records need no counting.
 
-    Two programs divide it into files: `build_imagenet_data` from TensorFlow's models evenly, among
-    its threads first, and `imagenet_to_gcs` for TPUs into files of 1252 and a smaller last one.
-    Other data would have to have the same number of records in each of 18 files.
+    Two programs write these files: `build_imagenet_data` from TensorFlow's models divides the
+    records evenly, first among its threads; `imagenet_to_gcs` for TPUs writes files of 1252 records
+    and a smaller last one. To be mistaken for ImageNet, other data would need the same number of
+    records in each of 18 files.
     """
     if len(files) != _IMAGENET_TRAIN_FILES:
         return False

@@ -13,7 +13,7 @@ def check_in_memory(data: str, size: int | None) -> None:
       size: the option: None, 0 for the size of the images, or that size itself.
 
     Raises:
-      ConfigError: if it is another one.
+      ConfigError: if it is any other size.
     """
     expected = f"none with --data {data}, whose images keep their size"
     check_option(size in (None, 0, _SIDES[data]), "image_size", expected, size)

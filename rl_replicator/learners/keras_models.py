@@ -27,7 +27,7 @@ from rl_replicator.step.inputs import InputContext
 
 _LOG = logging.getLogger(__name__)
 
-# Those of Keras, if they are left out, and of `wrap_optimizer`.
+# The dynamic loss scale of `wrap_optimizer`, as arguments of Keras' optimizer; its defaults, too.
 _DYNAMIC_SCALE = {
     "initial_scale": gradients.INITIAL_SCALE,
     "dynamic_growth_steps": gradients.GROWTH_INTERVAL,
@@ -64,11 +64,11 @@ def from_keras(
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
     A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
-    of `compile`, and with the regularisation losses of its layers. A `compute_loss` that the model
-    overrides must return a mean over the batch. One difference: clipping counts each row of an
-    embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps as one, if all
-    batch normalisation has `synchronized=True`. The metrics of `compile` are computed in
-    evaluations; their variables must hold sums over examples, as Keras' metrics do.
+    of `compile`, and with the regularisation losses of its layers. If the model overrides
+    `compute_loss`, that must return a mean over the batch. One difference: clipping counts each row
+    of an embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps as one if
+    all batch normalisation has `synchronized=True`. The metrics of `compile` are computed in
+    evaluations; their variables must hold sums over examples, as those of Keras' metrics do.
 
     Args:
       model_fn: (config) -> compiled model. Its parameter is annotated with a frozen dataclass that
@@ -108,7 +108,7 @@ def _config_type(model_fn: ModelFn) -> type[KerasConfig]:
 
 
 class KerasLearner(Learner):
-    """Takes the steps of a compiled Keras model. Made by `from_keras`."""
+    """Takes the steps of a compiled Keras model. Created by `from_keras`."""
 
     def __init__(
         self,
@@ -156,10 +156,10 @@ class KerasLearner(Learner):
             _check_average(inner)
             self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
         self._parameters = self._model.trainable_variables
-        if self._parameters:  # A frozen model has none, and still has figures.
+        if self._parameters:  # A frozen model has none, but can still be evaluated.
             replicator.build_optimizer(self._optimizer, self._parameters)
         self._alone = []
-        if evaluation_data_fn is not None:  # Not in the scope, so that they belong to no replica.
+        if evaluation_data_fn is not None:  # Outside the scope, so that they belong to no replica.
             losses = [tf.keras.metrics.Mean(x.name) for x in _losses_of_outputs(self._model)]
             metrics = _copied_metrics(self._model.compiled_metrics, examples, predicted)
             self._alone = [*losses, *metrics]
@@ -171,18 +171,18 @@ class KerasLearner(Learner):
         """Creates what Keras would create in the first step: weights, losses and metrics.
 
         Returns:
-          A batch of zeros for y, and one for what the model predicts.
+          Batches of zeros: one for y, and one for the model's predictions.
         """
         self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
         zeros = tf.nest.map_structure(
-            # Any size does for a dimension that is not known, such as the length of a text.
+            # Any size will do for an unknown dimension, such as the length of a text.
             lambda one: tf.zeros([1, *(size or 1 for size in one.shape)], one.dtype),
             (self._input_spec, y_spec),
         )
         predicted = self._model(zeros[0], training=False)
         self._model.compiled_loss.build(predicted)
         metrics = self._model.compiled_metrics
-        # As its update does: y may be by name, and lack outputs that have no loss.
+        # As in its update: y may be a dictionary, and may lack outputs without a loss.
         metrics.build(predicted, metrics._conform_to_outputs(predicted, zeros[1]))
         return zeros[1], tf.nest.map_structure(
             lambda one: tf.zeros(one.shape, one.dtype), predicted
@@ -206,9 +206,10 @@ class KerasLearner(Learner):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             predicted = self._model(x, training=True)
-            with scaled_losses.masked_means(tf.constant(1.0)):  # The replicas have as many.
+            with scaled_losses.masked_means(tf.constant(1.0)):  # Replicas have equal batch sizes.
                 loss = self._model.compute_loss(x, y, predicted, weight)
-            # The gradients add up: those of a loss with reduction="sum" must not be averaged.
+            # Gradients are summed over replicas: those of a loss with reduction="sum" must not be
+            # averaged.
             scaled = self._optimizer.scale_loss(scaled_losses.divided(tf.cast(loss, tf.float32)))
         if self._parameters:
             gradients = tape.gradient(scaled, self._parameters)
@@ -249,9 +250,9 @@ class KerasLearner(Learner):
           batch: see `step_fn`.
           mask: [B], 0 for padding.
         """
-        # Padding is cut off: Keras takes no weights for unweighted metrics, nor for the activities
-        # that a layer regularises. One row is left where all are padding, and does not count: not
-        # every layer computes without rows (oneDNN's convolutions return wrong shapes).
+        # Padding is cut off, because Keras applies no weights to unweighted metrics and to activity
+        # regularisation. If all rows are padding, one is kept but not counted, because not every
+        # layer supports an empty batch (oneDNN's convolutions return wrong shapes).
         examples = tf.reduce_sum(mask)
         is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
@@ -268,10 +269,10 @@ class KerasLearner(Learner):
         return {"examples": examples, **sums}
 
     def _updated_metrics(self, y: Any, predicted: Any, weight: Any) -> list[Any]:
-        """Returns the metrics of `compile` in the state after these examples alone."""
+        """Returns the metrics of `compile` in the state after only these examples."""
         container = self._model.compiled_metrics
         num_variables = -1
-        # Some metrics create their variables in the first update, after a reset without effect.
+        # Some metrics create their variables in the first update: the reset before had no effect.
         while num_variables < (present := sum(len(m.variables) for m in container.metrics)):
             num_variables = present
             for metric in container.metrics:
@@ -288,13 +289,13 @@ class KerasLearner(Learner):
         return figures
 
     def served(self) -> Served:
-        """Returns the model: its inputs by name to `outputs`, or to its outputs by name.
+        """Returns the model, which maps inputs by name to `outputs`, or to its outputs by name.
 
         A single input is named `inputs`. Inputs in a dictionary have its keys as names, with `_` in
         place of characters other than letters and digits. Inputs in a tuple have the names of the
         model's `tf.keras.Input`s. Outputs in a list have the names of the layers that compute them.
-        Names that a graph cannot have become `inputs_0`, `inputs_1`, ... or `outputs_0`,
-        `outputs_1`, ...
+        If any of these names is invalid in a graph, they are `inputs_0`, `inputs_1`, ... or
+        `outputs_0`, `outputs_1`, ...
         """
         specs = self._input_spec
         flat = tf.nest.flatten(specs)
@@ -319,10 +320,10 @@ class KerasLearner(Learner):
 
 
 def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset:
-    """Returns the data of a function of that name.
+    """Returns the data of a function, whose name is for errors.
 
     Raises:
-      ConfigError: if they are no dataset, have no y, or are batches.
+      ConfigError: if the data are not a dataset, have no y, or are batches.
     """
     data = data_fn(config)
     if not isinstance(data, tf.data.Dataset):
@@ -341,10 +342,10 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
 
 
 def _check_single(name: str, data: tf.data.Dataset) -> None:
-    """Checks that a user has not batched the data, as for `fit`.
+    """Checks that the user has not batched the data, as for `fit`.
 
     Raises:
-      ConfigError: if they are batches.
+      ConfigError: if the data are batches.
     """
     sizes = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(data.element_spec)}
     if len(sizes) > 1 or 0 in sizes or not _has_batched(data):
@@ -355,7 +356,7 @@ def _check_single(name: str, data: tf.data.Dataset) -> None:
             f"expected {name} to return single examples, got batches; leave out batch(): the "
             "learner batches them by --global-batch-size"
         )
-    # Perhaps a sequence, whose entries batch() has joined to one example.
+    # It may be a sequence, whose entries batch() has joined into one example.
     _LOG.warning(
         "%s: each example has %d entries, from batch(); if these are examples themselves, leave "
         "out batch(): the learner batches by --global-batch-size",
@@ -367,16 +368,17 @@ def _check_single(name: str, data: tf.data.Dataset) -> None:
 def _has_batched(data: tf.data.Dataset) -> bool:
     kind = type(data).__name__
     if any(word in kind for word in ("Unbatch", "FlatMap", "Interleave")):
-        return False  # Its elements are parts of those before it.
+        return False  # Its elements are parts of the elements of its input.
     return "Batch" in kind or any(map(_has_batched, data._inputs()))
 
 
 @contextlib.contextmanager
 def _own_names() -> Iterator[None]:
-    """Lets Keras name metrics as in a new process, such as "auc", not "auc_1".
+    """Makes Keras name metrics as in a new process, such as "auc", not "auc_1".
 
-    Their names are those of figures, also if a run is continued where others ran. Those of layers
-    go on: a model may hold layers that were made before, and names in a model must differ.
+    They name the figures, which must keep their names if a run is continued in a process that has
+    trained others. The numbering of layers continues: a model may hold layers that were created
+    before, and names in a model must differ.
     """
     classes = {cls.__name__.lower() for cls in _subclasses(tf.keras.metrics.Metric)}
     counts = backend.get_default_graph_uid_map()
@@ -417,7 +419,7 @@ def _input_names(specs: Any, of_model: Sequence[str] | None) -> list[str]:
     """Returns the names of a model's inputs, in the order of `tf.nest.flatten(specs)`.
 
     Args:
-      specs: what the training data have for x.
+      specs: specs of x in the training data.
       of_model: see `_names`.
     """
     if isinstance(specs, tf.TypeSpec):
@@ -431,9 +433,9 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
     """Returns the names of a model's inputs or outputs.
 
     Args:
-      kind: first part of the names if the model gives none.
+      kind: prefix of numbered names, for a model without usable ones.
       count: number of inputs or outputs.
-      of_model: names that the model gives to them; none if it is a subclass.
+      of_model: names that the model gives to them; none for a subclassed model.
     """
     names = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in of_model or ()]
     if len(names) == count and are_names_of_a_graph(names):
@@ -445,7 +447,7 @@ class _UndividedLoss:
     """The `compiled_loss` of a model, multiplied by the number of replicas.
 
     Keras divides it by this number, but not the means that a model's own `compute_loss` adds to it.
-    So whatever `compute_loss` returns is to be divided once.
+    This undoes the division, so that the caller can divide the result of `compute_loss` once.
     """
 
     def __init__(self, compiled_loss: Any):
@@ -465,19 +467,19 @@ class _Weights(tf.Module):
     def __init__(self, model: tf.keras.Model):
         super().__init__()
         self.by_layer = _by_layer(model)
-        # Earlier versions saved them in an order that depends on the layers that are frozen.
+        # Earlier versions saved them in an order that depends on which layers are frozen.
         places = {id(weight): i for i, weight in enumerate(model.weights)}
         names = {f"by_layer/{i}": f"all/{places[id(x)]}" for i, x in enumerate(self.by_layer)}
-        self.former_names = types.MappingProxyType(names)  # No dictionary, which would be saved.
+        self.former_names = types.MappingProxyType(names)  # A dictionary would be saved.
 
 
 def _by_layer(model: tf.keras.Model) -> list[tf.Variable]:
-    """Returns the weights of a model in the same order, whichever of its layers are frozen.
+    """Returns the weights of a model in an order that does not depend on which layers are frozen.
 
-    Keras puts those of frozen parts of a layer behind the others.
+    Keras puts the weights of frozen parts of a layer after the others.
     """
     layers = [x for x in (model, *model.submodules) if isinstance(x, tf.keras.layers.Layer)]
-    # Not by `trainable`, which also sets that of the layers within a layer.
+    # Not through `trainable`, which also sets the attribute of the layers within a layer.
     frozen = [layer for layer in layers if not layer._trainable]
     try:
         for layer in frozen:
@@ -489,9 +491,9 @@ def _by_layer(model: tf.keras.Model) -> list[tf.Variable]:
 
 
 def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
-    """Returns the states of a model's random generators, which are no weights.
+    """Returns the states of a model's random generators, which are not weights.
 
-    Those of Keras' random layers are hidden from checkpoints as well.
+    Those of Keras' random layers are also hidden from checkpoints.
     """
     hidden = [getattr(module, "_random_generator", None) for module in model.submodules]
     return [
@@ -503,20 +505,20 @@ def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
 
 
 def _losses_of_outputs(model: tf.keras.Model) -> list[Any]:
-    """Returns the means of the losses of a model's outputs, if it has several, since a reset.
+    """Returns the metrics that average the loss of each output; none for a single output.
 
     `compute_loss` updates them.
     """
-    return model.compiled_loss.metrics[1:]  # The first one is that of the whole loss.
+    return model.compiled_loss.metrics[1:]  # The first one is that of the total loss.
 
 
 def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
-    """Copies the metrics of a compiled model, with their variables, which some create late.
+    """Copies the metrics of a compiled model, with variables that are created in an update.
 
     Args:
       container: `compiled_metrics` of the model.
-      y: examples of what the model should predict.
-      predicted: examples of what it predicts.
+      y: example targets.
+      predicted: example predictions.
 
     Raises:
       ConfigError: if the result of a metric is not one number, or it cannot be copied.
@@ -526,7 +528,7 @@ def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
         for metric in container.metrics:
             copy = _copied_metric(metric)
             copies.append(copy)
-            # The container chooses what each metric receives. The copies do, in their place.
+            # The container selects the arguments of each metric, and passes them to its copy here.
             stack.callback(setattr, metric, "update_state", metric.update_state)
             metric.update_state = copy.update_state
         container.update_state(y, predicted)
@@ -542,10 +544,10 @@ def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
 
 
 def _copied_metric(metric: Any) -> Any:
-    """Makes a metric anew from its config; raises `ConfigError` if that lacks an argument."""
+    """Recreates a metric from its config; raises `ConfigError` if that lacks an argument."""
     kind, config = type(metric), metric.get_config()
     lacking: list[str] = []
-    # Those of Keras leave some out that follow from others.
+    # Those of Keras omit arguments that follow from others.
     if not kind.__init__.__module__.startswith("keras."):
         parameters = inspect.signature(kind).parameters.values()
         named = [x.name for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
@@ -570,7 +572,7 @@ def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:
     """Returns an optimizer without Keras's loss scale, and the scale for `wrap_optimizer`.
 
     Raises:
-      ConfigError: if a dynamic loss scale begins or grows otherwise than that of `wrap_optimizer`.
+      ConfigError: if a dynamic loss scale has other settings than that of `wrap_optimizer`.
     """
     if not isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         return optimizer, None

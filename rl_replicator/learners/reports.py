@@ -22,11 +22,11 @@ _WAITING_THRESHOLD = 0.05
 class Reports:
     """Receives the progress and the metrics of the training loop, and writes nothing.
 
-    For all processes but the chief, whose `ChiefReports` write.
+    Used by all processes except the chief, which uses `ChiefReports`.
     """
 
     def tick(self, batches: int, starved: bool | None) -> None:
-        """Redraws the line. Call it several times per second while calls run.
+        """Redraws the progress line. Call it several times per second while calls run.
 
         Args:
           batches: number of global batches that the run has used.
@@ -80,7 +80,7 @@ class Reports:
           images: see `Learner.images`.
 
         Raises:
-          ConfigError: if they are no images, or one has a name that its folder cannot have.
+          ConfigError: if they are not images, or a name is not valid for a folder.
         """
 
     def state(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Reports:
 
 
 class ChiefReports(Reports):
-    """The reports of the chief process, which writes."""
+    """Writes the reports, in the chief process."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ChiefReports(Reports):
 
 
 def _checked(run: RunDirectory, name: Any, image: Any) -> np.ndarray:
-    """Returns one of `Learner.images`; raises `ConfigError` if it is none."""
+    """Returns an image of `Learner.images`; raises `ConfigError` if it or its name is invalid."""
     if not isinstance(name, str) or folder_name(name) != name or not name.strip("."):
         raise ConfigError(
             f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "

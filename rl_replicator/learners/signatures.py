@@ -1,4 +1,4 @@
-"""What the parameters of a user's function are annotated with."""
+"""The annotations of the parameters of a user's function."""
 
 import functools
 import inspect
@@ -8,18 +8,18 @@ from typing import Annotated, Any, get_args, get_origin
 
 
 def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
-    """Returns what a parameter is annotated with; other annotations need not exist at run time.
+    """Returns the annotation of a parameter; others need not be defined at run time.
 
     Args:
       function: a function, or a partial of one.
       name: name of the parameter; None for the first one.
 
     Returns:
-      The annotation: a type, or its text if nothing has that name. None if there is none.
+      The annotation: a type, or its text if it cannot be evaluated. None if there is none.
     """
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # Functions in C have none.
+    except (TypeError, ValueError):  # Functions in C may have none.
         return None
     if name is None:
         name = next(iter(parameters), "")
@@ -29,7 +29,7 @@ def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
     if isinstance(found, str):
         while isinstance(function, functools.partial):
             function = function.func
-        # A class, and an instance of one with `__call__`, know their module alone.
+        # A class, or an instance with `__call__`, has no `__globals__`, but names its module.
         module = sys.modules.get(getattr(function, "__module__", ""))
         names = getattr(inspect.unwrap(function), "__globals__", vars(module) if module else {})
         try:

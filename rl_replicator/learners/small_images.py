@@ -149,7 +149,7 @@ _Labelled = tuple[np.ndarray, np.ndarray]
 def _cifar(read: Callable[[Path], _Labelled], path: Path) -> _Labelled:
     try:
         return read(path)
-    except Exception as error:  # A damaged pickle may raise any.
+    except Exception as error:  # A damaged pickle may raise any exception.
         raise UsageError(
             f"expected images of CIFAR-10 in {path}, got {type(error).__name__}: {error}; unpack "
             "the archive again"

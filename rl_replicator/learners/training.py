@@ -34,7 +34,7 @@ _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
 # How long to wait for a cancelled evaluation to end.
 _SECONDS_TO_CANCEL = 10.0
-# What returns the data of an evaluation, for errors.
+# The functions that return the data of an evaluation, for errors.
 _DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
 
 
@@ -45,7 +45,7 @@ class Diverged(errors.UsageError):
 class Training:
     """The training of a learner in one process.
 
-    All processes of a job do the same in the same order. Only the chief writes.
+    All processes of a job perform the same steps in the same order. Only the chief writes.
     """
 
     def __init__(
@@ -105,11 +105,12 @@ class Training:
         self._variables.check_holds(self._calls.assigned_variables(), type(learner).__name__)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
         if is_resumed:
-            # After compiling, which creates the variables that the learner had not. The progress
-            # again: a live run, which is only measured here, may have saved a newer checkpoint.
+            # After compiling, which creates variables that the learner did not have yet. The
+            # progress is restored again, because a live run, which is only measured here, may have
+            # saved a newer checkpoint.
             self._checkpointer.restore({"progress": progress, "learner": self._variables})
             for optimizer in self._optimizers:
-                optimizer.note_reported()  # By the process that saved.
+                optimizer.note_reported()  # The process that saved has reported them.
         # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
         self._batches = self._within(self._progress["batches"])
         # The newest step that was evaluated, or that needs no evaluation.
@@ -144,7 +145,7 @@ class Training:
         return time.monotonic() - self._started
 
     def run(self) -> int | None:
-        """Trains to the end, or until a signal asks to end. Saves in both cases.
+        """Trains to the end, or until a signal requests a stop. Saves in both cases.
 
         Returns:
           The signal's number; None if the run is complete.
@@ -200,8 +201,8 @@ class Training:
 
         Raises:
           ConfigError: if the learner has no evaluation, the evaluation takes too long, or its
-            `metrics_fn` returns something else than numbers by name.
-          StepCancelled: after a signal that asks to end, within `run`.
+            `metrics_fn` returns anything but numbers by name.
+          StepCancelled: after a signal that requests a stop, within `run`.
         """
         if self._evaluation is None:
             raise errors.ConfigError(
@@ -222,11 +223,11 @@ class Training:
         return self._wait_for_sums(self._compute_sums, _DATA), *self._reference_sums
 
     def _wait_for_sums(self, compute: evaluation_step.EvaluationStep, source: str) -> Any:
-        """Computes the sums in the background: the main thread must stay free for signals.
+        """Computes the sums in the background, because the main thread must handle signals.
 
         Args:
           compute: computes them.
-          source: what returns the data, for the error.
+          source: name of the function that returns the data, for the error.
         """
         started = time.monotonic()
         future = self._replicator.begin(compute, compute.cancel)
@@ -247,9 +248,9 @@ class Training:
         return future.result()
 
     def _within(self, batches: int) -> int:
-        """Returns a number of batches without those beyond the end of the run.
+        """Returns a number of batches, limited to the end of the run.
 
-        Asynchronous workers run ahead of the loop, also beyond the last step. Such steps are saved,
+        Asynchronous workers run ahead of the loop, even beyond the last step. Such steps are saved,
         but not counted: a run that has taken more than `num_steps` cannot be continued.
         """
         return min(batches, self._learner.num_steps * self._calls.batches_per_step)
@@ -262,9 +263,9 @@ class Training:
                 compute.cancel()
 
     def _is_evaluation_due(self) -> bool:
-        """Whether a step up to that of the checkpoint should have been evaluated, but was not.
+        """Returns whether an evaluation up to the checkpoint's step was due, but was not made.
 
-        It need not be the checkpoint's own step: asynchronous workers run ahead of the loop.
+        It may have been due earlier, because asynchronous workers run ahead of the loop.
         """
         if self._evaluation is None or self._evaluated >= self.step:
             return False
@@ -273,7 +274,7 @@ class Training:
         return is_last or self.step // every > self._evaluated // every
 
     def _evaluate_and_save(self) -> None:
-        """Evaluates and saves; then tells the listener, whose errors lose nothing."""
+        """Evaluates and saves; then notifies the listener, so that its errors lose no steps."""
         figures = None if self._evaluation is None else self._evaluate(self._evaluation)
         self._save()
         if figures is not None and self._replicator.is_chief:
@@ -281,20 +282,20 @@ class Training:
             self._listener.evaluated({"steps": self.step, **figures})
 
     def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
-        """Writes and returns the figures, and saves the best checkpoint if it is a new one."""
+        """Writes and returns the figures, and saves the checkpoint if it is the best so far."""
         sums = self._all_sums()
         try:
             figures = _as_figures(evaluation.metrics_fn(*sums))
             name, score = _score(evaluation, figures)
         except Exception:
-            self._save()  # A mistake in the figures costs none of the steps before it.
+            self._save()  # A mistake in the figures must not lose the steps before it.
             raise
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
         self._reports.add_evaluation(self.step, figures, name)
         self._evaluated = self.step
         if self._replicator.is_chief:
             best = self._progress["best"]
-            # Of equal ones the newest, which has trained longest.
+            # Of equal checkpoints, the newest is best, because it was trained longest.
             if best is None or score >= best:
                 self._progress["best"] = score
                 self._note_progress()
@@ -302,7 +303,7 @@ class Training:
         return figures
 
     def _next_evaluation(self) -> int:
-        """Returns the next step to evaluate after; at most the last step."""
+        """Returns the step after which the next evaluation is due; at most the last step."""
         if self._evaluation is None:
             return self._learner.num_steps
         every = self._evaluation.every
@@ -311,7 +312,7 @@ class Training:
     def _train_until(self, step: int) -> None:
         """Runs the calls up to a step, or until a checkpoint is due.
 
-        A call begins before the one before it has returned, so that devices never wait for Python.
+        A call begins before the previous one has returned, so that devices never wait for Python.
         """
         pending: collections.deque[PhaseCall] = collections.deque()
         end = step * self._calls.batches_per_step
@@ -394,7 +395,8 @@ class Training:
 
     def _save(self) -> None:
         """Begins to save a checkpoint, which is written while training continues."""
-        # An evaluation that a checkpoint knows is not repeated: its weights must be in `best/`.
+        # A resumed run does not repeat an evaluation that its checkpoint records: if that was the
+        # best one, its weights must already be in `best/`.
         self._best.wait()
         for optimizer in self._optimizers:
             optimizer.report_skipped()
@@ -430,7 +432,7 @@ class Training:
 
 
 def _trackables(learner: Learner) -> Mapping[str, Any]:
-    """Returns what the learner saves; raises `ConfigError` if it is not by name."""
+    """Returns what the learner saves, by name; raises `ConfigError` if it has no names."""
     found: Any = learner.trackables()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
         return found
@@ -442,7 +444,7 @@ def _trackables(learner: Learner) -> Mapping[str, Any]:
 
 
 def is_finished(run: RunDirectory, learner: Learner) -> bool:
-    """Tells whether a run has taken all steps of its learner and was evaluated after them.
+    """Returns whether a run has taken all steps of its learner and was evaluated after them.
 
     Args:
       run: directory of the run.
@@ -477,7 +479,7 @@ def _compile(
 
 
 def _as_figures(found: Any) -> dict[str, float]:
-    """Returns what `metrics_fn` has returned as figures; raises `ConfigError` if it is none."""
+    """Converts the result of `metrics_fn` to figures; raises `ConfigError` if it is invalid."""
     got = type(found).__name__
     if isinstance(found, Mapping):
         figures = {}
@@ -505,16 +507,16 @@ def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, f
 def _score_to_reach(
     run: RunDirectory, best: Checkpointer, evaluation: Evaluation, evaluated: int
 ) -> float | None:
-    """Returns the score that a checkpoint must reach to be the best one; None if any is.
+    """Returns the score that a checkpoint must reach to be the best one; None if any will do.
 
-    It is the highest among the evaluations in the metrics, not that of the checkpoint that was
-    kept: a killed run may have saved one beyond where it goes on, and then goes on without it.
+    It is the highest score in the metrics, not that of the kept checkpoint: a killed run may have
+    kept one from beyond the step at which it continues, and then continues without it.
 
     Args:
-      run: directory of the run, whose evaluations are those of its past.
+      run: directory of the run, with the metrics of past evaluations.
       best: where the run keeps its best checkpoint.
       evaluation: the learner's evaluation.
-      evaluated: the newest step of the run's past that was evaluated.
+      evaluated: the newest evaluated step; evaluations beyond it do not count.
     """
     try:
         if best.latest() is None:
@@ -531,7 +533,7 @@ def _past_scores(run: RunDirectory, evaluation: Evaluation) -> dict[int, float]:
     """Returns the scores of the run's evaluations, by step, without those that are NaN."""
     table = read_metrics(run.path, "evaluation")
     name = evaluation.best.removeprefix("-")
-    rows = zip(table.get("steps", ()), table.get(name, ()), strict=False)  # None of a new name.
+    rows = zip(table.get("steps", ()), table.get(name, ()), strict=False)  # No rows of a new name.
     scores = {int(at): _score(evaluation, {name: float(x)})[1] for at, x in rows}
     return {at: score for at, score in scores.items() if not np.isnan(score)}
 
@@ -558,7 +560,7 @@ def _check_same_phases(
 
 
 def _kinds(metrics: Any) -> str:
-    """Describes what a call has returned: the shapes of a step, or types that are no metrics."""
+    """Describes what a call has returned: shapes per step, or types that are not metrics."""
     if isinstance(metrics, Mapping):
         return str({name: _kind(value) for name, value in metrics.items()})
     return type(metrics).__name__
@@ -572,9 +574,9 @@ def _kind(value: Any) -> tuple[int, ...] | str:
 
 @contextlib.contextmanager
 def _signals(cancel: Any) -> Iterator[list[int]]:
-    """Calls `cancel` at the first signal that asks to end.
+    """Calls `cancel` at the first signal that requests a stop.
 
-    A second one has its usual effect if it means impatience.
+    A second one has its usual effect if it is impatient; see `signals.is_impatience`.
 
     Yields:
       A list that holds the signal's number as soon as one was received.

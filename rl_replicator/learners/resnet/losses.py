@@ -25,7 +25,7 @@ def smoothed_cross_entropy(
 
 
 def in_top(k: int, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Tells for each example whether the label is among the k highest logits.
+    """Returns for each example whether the label is among the k highest logits.
 
     Ties count against the classifier, because equal logits for all classes contain no information.
     NaN counts against it, too.

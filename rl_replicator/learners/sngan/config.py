@@ -109,7 +109,7 @@ class SNGANConfig:
         ):
             value = getattr(self, name)
             check_option(value is None or value > 0, name, "more than 0", value)
-        # The networks double 4x4 or more at least once. Images in memory keep their size, 0 here.
+        # The networks double at least 4x4 at least once. Images in memory keep their size, 0 here.
         size = self.image_size
         if self.data == "imagenet":
             is_size = size is None or (size >= 8 and size % 2 == 0)

@@ -116,7 +116,7 @@ def _inception(path: Path) -> Classify:
 
 
 def _without_last_layer(graph_def: Any) -> tuple[Any, str]:
-    """Removes the last layer, because the graph's own accepts one image at a time only.
+    """Removes the last layer, because the one in the graph accepts only one image at a time.
 
     Returns:
       The graph of the features and of the last layer's weights, and the name of those weights.

@@ -205,7 +205,7 @@ class SNGANLearner(Learner):
 
     def _set_rate(self, optimizer: Any, first: float, step: tf.Tensor) -> None:
         """Assigns the learning rate of a step: constant, then falling linearly to 0."""
-        # Of a run with fewer steps, all: it begins with the full rate, too.
+        # A shorter run decays over all of its steps, so that it begins with the full rate, too.
         decay_steps = min(self._recipe.decay_steps, self.num_steps)
         if decay_steps:
             remaining = tf.cast(self.num_steps - step, tf.float32) / decay_steps
@@ -283,7 +283,7 @@ class SNGANLearner(Learner):
         return tf.one_hot(labels, self._num_classes, dtype=self._dtype)  # [B, K]
 
     def _scaled(self, images: tf.Tensor) -> tf.Tensor:
-        """Scales pixels from [0, 255] to [-1, 1], in the type in which the layers compute."""
+        """Scales pixels from [0, 255] to [-1, 1], in the dtype in which the layers compute."""
         wide = tf.float64 if self._dtype == tf.float64 else tf.float32
         return tf.cast(tf.cast(images, wide) / _GREY - 1.0, self._dtype)
 

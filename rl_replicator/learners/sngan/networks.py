@@ -336,7 +336,7 @@ def double(x: tf.Tensor) -> tf.Tensor:
 
 
 def halve(x: tf.Tensor) -> tf.Tensor:
-    """Averages each 2x2 pixels: maps [B, 2H, 2W, C] to [B, H, W, C]."""
+    """Averages blocks of 2x2 pixels: maps [B, 2H, 2W, C] to [B, H, W, C]."""
     return tf.nn.avg_pool2d(x, 2, 2, "VALID")
 
 

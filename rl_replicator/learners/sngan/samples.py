@@ -12,7 +12,7 @@ _ROWS = 10
 _COLUMNS = 10
 _BORDER = 2
 _WHITE = 255
-# Added to a seed, so that each use has a stream of its own.
+# Added to a seed, so that each use has its own stream.
 DISCRIMINATOR, GENERATOR, _LABELS, _EVALUATION, _GRID = (i << 40 for i in range(5))
 
 
@@ -76,7 +76,7 @@ def grid(
     num_classes: int,
     seed: int,
 ) -> np.ndarray:
-    """Returns a grid of images: a row for each of the first ten classes, a column for each noise.
+    """Returns a grid of images: a row for each of the first ten classes, a column per noise vector.
 
     Args:
       generate: maps noise, [B, Z] float32, and labels, [B] int32, to images, [B, H, W, C] uint8.
