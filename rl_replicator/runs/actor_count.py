@@ -1,4 +1,4 @@
-"""The number of actors that a run is to have, if `rl-replicator scale` has set it."""
+"""The requested number of actors of a run, if `rl-replicator scale` has set it."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ FILE = "actors.json"
 
 
 def read(run_dir: Path) -> int | None:
-    """Returns the wanted number of actors; None if `--actors` alone counts."""
+    """Returns the requested number of actors; None if only `--actors` counts."""
     try:
         actors = int(json.loads((run_dir / FILE).read_text("utf-8"))["actors"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -19,7 +19,7 @@ def read(run_dir: Path) -> int | None:
 
 
 def written(run_dir: Path) -> int:
-    """Returns when the number was last set, in nanoseconds of the file system's clock; else 0."""
+    """Returns when the number was last set, in nanoseconds of the file system's clock, or 0."""
     try:
         return (run_dir / FILE).stat().st_mtime_ns
     except OSError:
@@ -27,10 +27,10 @@ def written(run_dir: Path) -> int:
 
 
 def with_wanted(options: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
-    """Returns the options of a run with the number of actors that it has.
+    """Returns the options of a run with its requested number of actors.
 
     Args:
-      options: by name; `actors` may be that of the command.
+      options: the options by name; `actors` may still be that of the command.
       run_dir: directory of the run.
     """
     wanted = read(run_dir)
@@ -38,7 +38,7 @@ def with_wanted(options: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
 
 
 def scaled(config: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Returns the config of a run with the number of actors that it has, for those who read runs.
+    """Returns the config of a run with its requested number of actors, for code that reads runs.
 
     Args:
       config: the config from `RunDirectory.config`, whose options are those of the command.

@@ -48,9 +48,9 @@ class Pair:
         have no step in common.
       difference: mean of the first one minus that of the second one, over tasks and seeds; NaN
         without a step in common.
-      improvement: probability that a run of the first one has the better figure; NaN if it is not
-        known which one is better.
-      is_lowest_best: whether the lower figure is the better one; None if that is not known.
+      improvement: probability that a run of the first one has the better figure; NaN if
+        `is_lowest_best` is unknown.
+      is_lowest_best: whether the lower figure is the better one; None if unknown.
     """
 
     first: str
@@ -68,7 +68,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Which config has the better figure, or the higher one; or why that is not known."""
+        """Which config has the better figure, the higher one if unknown; or why it is undecided."""
         if not self.steps:
             return "no steps in common"
         low, high = self.difference.low, self.difference.high
@@ -81,13 +81,13 @@ class Pair:
 
 
 def configs(runs: Sequence[EvaluatedRun]) -> list[ComparedConfig]:
-    """Groups runs by their settings, tasks and seeds apart.
+    """Groups runs by their settings, except task and seed.
 
     Args:
       runs: the runs from `plots.read`.
 
     Raises:
-      UsageError: if all runs have the same config; also as for `plots.curves`.
+      UsageError: if all runs have the same config; see also `plots.curves`.
     """
     found = grouped(plots.curves(runs))
     if len(found) < 2:
@@ -103,11 +103,11 @@ def without_task(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grouped(drawn: Sequence[Curve], first: int = 0) -> list[ComparedConfig]:
-    """Groups curves by their settings, tasks apart.
+    """Groups curves by their settings, except the task.
 
     Args:
       drawn: curves of any runs.
-      first: place in the alphabet of the first label.
+      first: position of the first label in the alphabet.
     """
     groups: dict[str, tuple[dict[str, Any], dict[str, Curve]]] = {}
     for curve in drawn:
@@ -193,7 +193,7 @@ def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
     Raises:
       OSError: if the image cannot be written.
     """
-    # Not pyplot, which chooses a window system and keeps every figure.
+    # Not pyplot, which chooses a GUI backend and keeps every figure.
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(task for one in compared for task in one.curves))

@@ -1,6 +1,6 @@
-"""What has happened to a run: its starts and ends, and nodes that failed and came back.
+"""The events of a run: its starts and ends, and nodes that failed and were restarted.
 
-`RUN_DIR/events.csv` has one row for each event, in the order of time.
+`RUN_DIR/events.csv` has one row for each event, in chronological order.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from pathlib import Path
 
 _FILE = "events.csv"
 _COLUMNS = ("time", "node", "event", "detail")
-# Characters of a detail, such as the error that ended a run.
+# Maximum number of characters of a detail, such as the error that ended a run.
 _LONGEST = 2000
 
-# The node of events that concern all of a run.
+# The node of events that concern the whole run.
 RUN = "run"
 STARTED, CONTINUED = "started", "continued"
 STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
@@ -43,13 +43,13 @@ class Event:
 
 
 def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
-    """Adds an event. A disk that is full or gone is no reason to end a run: the event is lost.
+    """Adds an event. If the disk is full or gone, the event is lost, but the run continues.
 
     Args:
       run_dir: the run's directory.
       node: name of the node, or `RUN`.
       event: what happened to it.
-      detail: more about it; lines are joined, and what is too long is cut.
+      detail: more about it; lines are joined, and a long text is truncated.
     """
     time = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     text = io.StringIO()
@@ -60,23 +60,23 @@ def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
             size = os.fstat(file).st_size
             if size == 0:
                 writer.writerow(_COLUMNS)
-            elif os.pread(file, 1, size - 1) != b"\n":  # A full disk has cut the last row off.
+            elif os.pread(file, 1, size - 1) != b"\n":  # A full disk has truncated the last row.
                 text.write("\n")
             writer.writerow([time, node, event, " ".join(detail.split())[:_LONGEST]])
-            # One write: processes that write at the same time do not mix their rows.
+            # A single write, so that concurrent processes do not interleave their rows.
             os.write(file, text.getvalue().encode())
         finally:
             os.close(file)
 
 
 def read(run_dir: Path) -> list[Event]:
-    """Returns the events of a run, the oldest first; rows that were cut off are left out."""
+    """Returns the events of a run, the oldest first; truncated rows are left out."""
     try:
         text = (run_dir / _FILE).read_bytes().decode("utf-8", "replace")
     except OSError:
         return []
     complete = text[: text.rfind("\n") + 1].replace("\0", "")
-    # Line by line: a row that was cut off may have a quotation mark without its other one.
+    # Line by line, because a truncated row may lack its closing quotation mark.
     rows = [_cells(line) for line in complete.split("\n")]
     return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
 
@@ -84,7 +84,7 @@ def read(run_dir: Path) -> list[Event]:
 def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line]), [])
-    except csv.Error:  # An earlier version wrote details that are too long to be read.
+    except csv.Error:  # An earlier version wrote details that are too long for `csv`.
         return []
 
 
@@ -108,10 +108,10 @@ def is_finished(found: list[Event]) -> bool:
 
 
 def faults(found: list[Event]) -> list[Event]:
-    """Returns the events that tell of a fault which the run has survived.
+    """Returns the events that indicate a fault that the run has survived.
 
-    They are nodes that were started again, and continuations after an end that the run did not
-    announce (its process was killed, or the machine was lost) or that was a failure.
+    These are restarts of nodes, and continuations after an end that the run did not record (its
+    process was killed, or the machine was lost) or that was a failure.
 
     Args:
       found: the result of `read`.

@@ -1,4 +1,4 @@
-"""What a caller from Python hears of a run while it trains."""
+"""Notifications of a run's progress for callers from Python."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,10 +7,10 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 
 class RunListener:
-    """Hears nothing; the base of those that do."""
+    """Ignores all notifications; the base class of listeners."""
 
     def started(self, run: RunDirectory) -> None:
-        """Called once the run's directory is there, and before the first step."""
+        """Called when the run's directory exists, before the first step."""
 
     def evaluated(self, figures: Mapping[str, float]) -> None:
         """Called after each evaluation, in the thread that has started the run.
@@ -50,10 +50,10 @@ class Evaluations(RunListener):
 
 
 class NewRows:
-    """The rows that a table of metrics has gained since they were asked for last."""
+    """Reads the rows that a table of metrics has gained since the last read."""
 
     def __init__(self, run: RunDirectory, group: str):
-        """Skips the rows that are there.
+        """Skips the existing rows.
 
         Args:
           run: the run.
@@ -69,7 +69,7 @@ class NewRows:
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         new = []
         for row in rows:
-            # Step and time: a run that goes on behind its last checkpoint writes steps again.
+            # Step and time: a run that continues from its last checkpoint writes later steps again.
             if row[:2] not in self._known:
                 self._known.add(row[:2])
                 new.append(dict(zip(columns, row, strict=True)))

@@ -1,4 +1,4 @@
-"""A table on the terminal that is redrawn in place; elsewhere it is printed now and then."""
+"""A table that is redrawn in place on a terminal, and printed only at the end elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LiveTable:
     """Draws lines over those drawn before.
 
     Attributes:
-      is_live: whether the stream is a terminal. `refresh` does nothing elsewhere.
+      is_live: whether the stream is a terminal. Elsewhere, a refresh is never due.
     """
 
     def __init__(self, stream: TextIO | None = None):
@@ -34,11 +34,11 @@ class LiveTable:
         return self.is_live and time.monotonic() >= self._next_drawing
 
     def expedite(self) -> None:
-        """Makes the next refresh due at once."""
+        """Makes the next refresh due immediately."""
         self._next_drawing = 0.0
 
     def refresh(self, lines: Sequence[str]) -> None:
-        """Draws lines over the last ones, as many as the terminal shows."""
+        """Draws lines over the previous ones, as many as fit on the terminal."""
         self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
         size = shutil.get_terminal_size()
         # A line that wraps or scrolls could not be drawn over.
@@ -48,20 +48,20 @@ class LiveTable:
         self._height = len(shown)
 
     def close(self, text: str) -> None:
-        """Replaces what is drawn by the whole text."""
+        """Replaces the drawn lines by the whole text."""
         if self.is_live and self._height:
             self._stream.write(f"\x1b[{self._height}A\x1b[J")
         self._height = 0
         self.print(text)
 
     def print(self, words: str) -> None:
-        """Prints a line or several."""
+        """Prints one or more lines."""
         self._stream.write(words + "\n")
         self._stream.flush()
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the rows with columns of equal width: the first to the left, others to the right."""
+    """Returns the rows as lines, with the first column aligned left, and all others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

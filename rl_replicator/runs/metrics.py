@@ -1,6 +1,6 @@
 """Curves and images of a run: CSV files for programs, TensorBoard for people, and trackers.
 
-Imports no TensorFlow.
+Does not import TensorFlow.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ WALL_TIME = "wall_time"
 
 @contextlib.contextmanager
 def space_needed() -> Iterator[None]:
-    """Turns the error of a file of metrics that cannot be written into one line.
+    """Turns an error in writing a file of metrics into one line.
 
     Raises:
-      DiskError: after an OSError, most likely of a full disk.
+      DiskError: after an OSError, most likely because of a full disk.
     """
     try:
         yield
@@ -44,7 +44,7 @@ class MetricWriter:
 
     The trackers that the run's settings name (`rl_replicator.runs.trackers`) get every row as well.
     A group has one writer at a time; several processes may write different groups of a run. Every
-    row is passed to the operating system at once, so a killed process loses at most one row.
+    row is passed to the operating system immediately, so a killed process loses at most one row.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ def _checked(group: str) -> str:
 
 
 def _read_rows(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """The columns and the complete rows; drops a last row that has no end of line."""
+    """Returns the columns and the complete rows; drops a last row that has no end of line."""
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ from typing import Any
 from rl_replicator.errors import ConfigError, UsageError
 
 _SCALARS = (bool, int, float, str, types.NoneType)
-# Annotations of collections, and what is made for each.
+# Annotations of collections -> the type that is created for each.
 _LISTS: Mapping[Any, Any] = {
     list: list,
     MutableSequence: list,
@@ -56,7 +56,7 @@ def to_plain(value: Any, name: str = "") -> Any:
       are left out, because they follow from the others.
 
     Raises:
-      ConfigError: if a value is of another type.
+      ConfigError: if a value has a type that cannot be stored.
     """
     if isinstance(value, enum.Enum):
         return value.name
@@ -90,9 +90,9 @@ def to_plain(value: Any, name: str = "") -> Any:
 
 
 def _import_path(function: Any) -> str:
-    """Returns how settings name a function, for an error."""
+    """Returns how a setting should name a function, for an error."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
-    if module in (None, "__main__") or "<" in name:  # The script itself, a lambda.
+    if module in (None, "__main__") or "<" in name:  # Of the script itself, or a lambda.
         return "'package.module:function', and define it in such a module"
     return f"'{module}:{name}'"
 
@@ -177,7 +177,7 @@ def as_stored(config: Any, group: str = "") -> Any:
 
     Returns:
       A config of the same class with the same values. Sequences and sets are of the type that
-      `from_plain` makes for their annotation; on the command line they may be of another one.
+      `from_plain` creates for their annotation; those from the command line may be of another one.
 
     Raises:
       ConfigError: if it could not be restored exactly. The message names the setting and its type.
@@ -188,7 +188,7 @@ def as_stored(config: Any, group: str = "") -> Any:
     for field in fields:
         hint, value, name = hints[field.name], getattr(config, field.name), f"{group}{field.name}"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            as_stored(value, f"{name}.")  # Names the setting in it.
+            as_stored(value, f"{name}.")  # Its error names the nested setting.
         plain = to_plain(value, name)
         try:
             rebuilt = _value(hint, plain, name, "")
@@ -217,7 +217,7 @@ def as_stored(config: Any, group: str = "") -> Any:
 
 
 def _fields(kind: Any) -> list[dataclasses.Field]:
-    """Returns the fields that make an instance."""
+    """Returns the fields that are arguments of `__init__`."""
     return [field for field in dataclasses.fields(kind) if field.init]
 
 
@@ -226,17 +226,17 @@ def _join(name: str, part: str) -> str:
 
 
 def _value(hint: Any, value: Any, name: str, command: str) -> Any:
-    """Returns plain data as a value of a field's type; what is such a value already stays.
+    """Converts plain data to a value of a field's type; a value of that type remains as it is.
 
     Raises:
-      UsageError: if it is of another type.
+      UsageError: if the data is of another type.
     """
     hint = _bare(hint)
     if _is_union(hint):
         return _of_union(hint, value, name, command)
     kind, of = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is typing.Literal:
-        # 1 is no True here, though they are equal.
+        # 1 does not match True here, although they are equal.
         found = [one for one in of if _is_same(one, value) or _is_same(to_plain(one), value)]
         if found:
             return found[0]
@@ -267,15 +267,15 @@ def _value(hint: Any, value: Any, name: str, command: str) -> Any:
 
 
 def _of_union(hint: Any, value: Any, name: str, command: str) -> Any:
-    """Returns plain data as a value of the first type of a union that takes it.
+    """Converts plain data to a value of the first type of a union that accepts it.
 
-    Of dataclasses, one that has all the settings and no other comes first.
+    A dataclass whose settings are exactly those of the data comes first.
     """
     kinds: Sequence[Any] = typing.get_args(hint)
     if isinstance(value, Mapping):
         kinds = sorted(kinds, key=lambda kind: not _has_exactly(kind, value))
     holding = [kind for kind in kinds if _holds(kind, value)]
-    if len(holding) == 1:  # Its message names what is wrong inside.
+    if len(holding) == 1:  # Its error names the nested value that is wrong.
         return _value(holding[0], value, name, command)
     for kind in kinds:
         try:
@@ -310,7 +310,7 @@ def _collection(hint: Any, value: Iterable[Any], name: str, command: str) -> Any
 
 
 def _holds(hint: Any, value: Any) -> bool:
-    """Whether a value with items has the form of a type, whatever the items are."""
+    """Returns whether a collection has the form of a type, whatever its items are."""
     kind = typing.get_origin(hint) or hint
     if isinstance(value, Mapping):
         return dataclasses.is_dataclass(kind) or kind in _MAPPINGS
@@ -325,7 +325,7 @@ def _has_exactly(kind: Any, plain: Mapping[str, Any]) -> bool:
 
 
 def _bare(hint: Any) -> Any:
-    """Returns a type without what says nothing of its values."""
+    """Returns a type without `NewType`, `Annotated` and `Final`, which do not change its values."""
     while True:
         if isinstance(hint, typing.NewType):
             hint = hint.__supertype__
@@ -340,7 +340,7 @@ def _is_union(hint: Any) -> bool:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type as annotations name it; a whole number is a float too."""
+    """Returns whether a value has an annotated type; a whole number counts as a float, too."""
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if not isinstance(kind, type) or typing.is_typeddict(kind):
@@ -351,9 +351,10 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two values are equal and of one type; a list may be a tuple in the other one.
+    """Returns whether two values are equal and of one type; a list and a tuple may be the same.
 
-    Unlike `==`, this tells an `IntEnum` from a number, and sees all fields of a dataclass.
+    Unlike `==`, this distinguishes an `IntEnum` from a number, and compares all fields of a
+    dataclass that are stored.
     """
     if isinstance(a, enum.Enum) or isinstance(b, enum.Enum):
         return a is b

@@ -21,16 +21,16 @@ from rl_replicator.runs.score import Score, rows_that_count
 _LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
-# Columns that are no figures; run_seconds is of version 0.1.0.
+# Columns that are not figures; run_seconds was written by version 0.1.0.
 _CLOCKS = ("wall_time", "run_seconds")
-# Options outside of a run's identity that may make a difference: a run may be continued with other
-# ones.
+# Options that are not in a run's identity, because a run may be continued with other values, but
+# that may make a difference.
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
-# What is trained, and on which task, comes first.
+# What is trained, and on which task, comes first in labels and titles.
 _HEADS = ("trainable", "env")
 _MOST_NAMED_SETTINGS = 2
-# Numbers from here on are not written out, such as 1e300.
+# Numbers from here on, such as 1e300, are not written as integers.
 _LARGE = 2**53
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
@@ -48,8 +48,8 @@ class Curve:
         the mean over the runs of a seed, which are not independent.
       x_label: what the steps are.
       y_label: what the figure is.
-      is_lowest_best: whether the runs say that a lower figure is better; None if they do not tell.
-      left_out: runs without a step in common with the others, which count for nothing above.
+      is_lowest_best: whether a lower figure is better according to the runs; None if unknown.
+      left_out: runs without a step in common with the others; no other attribute includes them.
     """
 
     settings: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Curve:
 
     @property
     def counted(self) -> str:
-        """How many seeds there are, such as "2 seeds", or "3 runs of 2 seeds"."""
+        """The number of seeds in words, such as "2 seeds", or "3 runs of 2 seeds"."""
         seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
         return seeds if self.runs == self.seeds else f"{self.runs} runs of {seeds}"
 
@@ -78,7 +78,7 @@ class Series:
       values: [T] figure at these steps, finite.
       x_label: what the steps are.
       y_label: what the figure is.
-      is_lowest_best: whether the run says that a lower figure is better; None if it does not tell.
+      is_lowest_best: whether a lower figure is better according to the run; None if unknown.
     """
 
     steps: np.ndarray
@@ -104,7 +104,7 @@ class EvaluatedRun:
 
     @property
     def why_apart(self) -> str:
-        """Why it is left out, if it has no step in common with its other seeds."""
+        """Why it is left out, if it has no step in common with the runs of other seeds."""
         first, last = self.series.steps[[0, -1]]
         task = f" on {self.settings['env']}" if "env" in self.settings else ""
         return (
@@ -160,8 +160,8 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
       evaluated: runs with the same figure and kind of steps.
 
     Returns:
-      One curve for each set of settings, in the order of the runs. It is of as many runs as have a
-      step in common.
+      One curve for each set of settings, in the order of the runs. It includes the largest number
+      of runs that have a step in common.
     """
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in evaluated:
@@ -197,12 +197,12 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
 
 
 def reach(steps: np.ndarray, step: float) -> bool:
-    """Returns whether a step lies within the steps of a curve: there is no figure elsewhere."""
+    """Returns whether a step lies within the steps of a curve, which has no figure elsewhere."""
     return bool(steps[0] <= step <= steps[-1])
 
 
 def _overlapping(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
-    """Returns the most runs that reach one step, the latest step of several."""
+    """Returns the largest group of runs with a step in common; of several, that of the latest."""
     ends = sorted((one.series.steps[-1] for one in runs), reverse=True)
     return max(([one for one in runs if reach(one.series.steps, end)] for end in ends), key=len)
 
@@ -222,7 +222,7 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
       UsageError: see `curves`.
       OSError: if the image cannot be written.
     """
-    # Not pyplot, which chooses a window system and keeps every figure.
+    # Not pyplot, which chooses a GUI backend and keeps every figure.
     from matplotlib.figure import Figure
 
     drawn = curves(runs)
@@ -274,8 +274,8 @@ def _draw(axes: Any, curve: Curve, label: str) -> None:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
-    They are those that were asked for: what a run has taken from its task, in their place, would
-    make another config of every task.
+    They are the requested settings: the values that a run has derived from its task would make the
+    runs of each task a different config.
 
     Args:
       config: the config from `actor_count.scaled`.
@@ -347,11 +347,11 @@ def figures(table: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def default_figure(names: Sequence[str], score: Score | None) -> str:
-    """Returns the figure that tells how good a run is; the first one if that is not known.
+    """Returns the figure that measures how good a run is; the first one if that is unknown.
 
     Args:
       names: names of all figures.
-      score: that of the run.
+      score: that of the run; None if it has none.
     """
     return score.figure if score is not None and score.figure in names else names[0]
 
@@ -365,11 +365,11 @@ def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = N
       score: that of the run; None if it has none.
 
     Returns:
-      Its finite values; without any rows if there are none.
+      Its finite values, perhaps none.
     """
     x_label = next(iter(table))
     steps, values = np.asarray(table[x_label], np.float64), table[figure]
-    known = np.isfinite(values)  # A row may hold other figures only.
+    known = np.isfinite(values)  # A row may hold only other figures.
     steps, values = steps[known], values[known]
     rows = rows_that_count(steps)
     labels = x_label.replace("_", " "), figure.replace("_", " ")
@@ -380,25 +380,24 @@ def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = N
 
 
 def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a few words for each config: in what it differs from the others.
+    """Returns a label for each config: a few words that say how it differs from the others.
 
-    Those that train something else, or another task, are named by that, because their other
-    settings are no more comparable than their names. Where several share both, and everywhere else,
-    the first settings that differ are named, two or as many as tell them apart, and the others
-    counted.
+    Configs that differ in what is trained, or in the task, are labelled by these, because their
+    other settings are not comparable. Configs that share both are labelled by the first settings
+    that differ: two, or as many as distinguish them. The other differing settings are counted.
 
     Args:
       settings: the settings of each config, by name.
 
     Returns:
-      The words; "" if nothing differs.
+      The labels; "" if nothing differs.
     """
     names = differing(settings)
     heads = [name for name in _HEADS if name in names]
     if not heads:
         count = _MOST_NAMED_SETTINGS
         labels = _labels_by(settings, names, count)
-        while len({*labels}) < len(labels) and count < len(names):  # Else two lines are one.
+        while len({*labels}) < len(labels) and count < len(names):  # Until the labels differ.
             count += 1
             labels = _labels_by(settings, names, count)
         return labels
@@ -415,7 +414,7 @@ def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _labels_by(
     settings: Sequence[Mapping[str, Any]], names: Sequence[str], count: int
 ) -> list[str]:
-    """Returns labels by the first `count` of the settings `names`."""
+    """Returns labels with the first `count` of the settings `names`."""
     more = [f"{len(names) - count} more"] if len(names) > count else []
     last = [name.rpartition(".")[2] for name in names]
     words = {

@@ -32,8 +32,8 @@ def parse_span(text: str) -> tuple[int, int]:
 class StepProfiler:
     """Profiles the steps of a span, once: operators, threads, and copies between devices.
 
-    The profile is of the whole process, so in a run in threads it has the actors too. It is of
-    whole compiled calls, those that take steps of the span, and can be read with TensorBoard's
+    The profile covers the whole process, including the actors of a run in threads. It consists of
+    whole compiled calls, those that take steps of the span, and can be viewed with TensorBoard's
     profile plugin (`tensorboard-plugin-profile`).
     """
 
@@ -53,7 +53,7 @@ class StepProfiler:
         self._before: int | None = None
 
     def reach(self, step: int) -> None:
-        """Starts or ends the profile if it is time; to be called between calls of the step.
+        """Starts or ends the profile if that is due. Call it between calls of the step.
 
         Args:
           step: steps done since the start of the run.

@@ -1,4 +1,4 @@
-"""The line that shows how a run is doing."""
+"""The line that shows the progress of a run."""
 
 import collections
 import shutil
@@ -32,15 +32,15 @@ class ProgressLine:
         return not self._is_lost and (self._live or time.monotonic() >= self._next_line)
 
     def show(self, text: str) -> None:
-        """Draws `text`, if it is due: on a terminal, as much of it as one row takes.
+        """Draws `text`, if that is due; on a terminal, as much of it as fits in one row.
 
-        A line that cannot be written is the last one.
+        After a failed write, nothing is drawn any more.
         """
         if not self.is_due:
             return
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
         if self._live:
-            # "\r" goes back to the start of a row: what has wrapped would stay above it.
+            # "\r" returns to the start of the current row: the rows of a wrapped text would remain.
             columns = shutil.get_terminal_size().columns - 1
             text = text[:columns]
             self._write("\r" + text.ljust(min(self._width, columns)))
@@ -60,7 +60,7 @@ class ProgressLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # A closed terminal or a full disk is no reason to end a run of hours.
+        except OSError:  # A closed terminal or a full disk must not end a run of hours.
             self._is_lost = True
 
 
@@ -82,21 +82,22 @@ class RateWindow:
             self._samples.popleft()
 
     def growth(self) -> tuple[int, ...]:
-        """By how much each counter grew within the window."""
+        """Returns by how much each counter grew within the window."""
         (_, first), (_, last) = self._samples[0], self._samples[-1]
         return tuple(b - a for a, b in zip(first, last, strict=True))
 
     def rates(self) -> tuple[float, ...]:
-        """By how much each counter grew per second.
+        """Returns by how much each counter grew per second.
 
-        It is 0 after a single sample, and of a counter that fell: a node that died repeats steps.
+        The rate is 0 after a single sample, and for a counter that fell: a restarted node repeats
+        steps.
         """
         seconds = self._samples[-1][0] - self._samples[0][0]
         return tuple(max(0.0, grown / seconds) if seconds > 0 else 0.0 for grown in self.growth())
 
 
 def progress_text(done: int, total: int, rate: float, parts: Sequence[str]) -> str:
-    """The text of the line, without an end of line.
+    """Returns the text of the line, without a newline.
 
     Args:
       done: steps done.

@@ -28,9 +28,10 @@ from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs.plain_data import from_plain, to_plain
 
-# A setting that the machine decides at the start of a run.
+# The value of a setting that is determined at the start of a run.
 AUTO = "auto"
-# From pixels, "auto" is this discount of a step of the simulator to the power of the action repeat.
+# For runs from pixels, the discount "auto" is this discount per step of the simulator, to the power
+# of the action repeat.
 DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
 # The files above.
@@ -38,12 +39,12 @@ NAMES = (
     *("config.json", "metrics", "tensorboard", "checkpoints", "best"),
     *("events.csv", "evaluation.png"),
 )
-# What a config may have.
+# The keys that a config may have.
 CONFIG_KEYS = ("trainable", "identity", "options", "score")
-# What else has a directory with a config: many runs, which lie in it.
+# Other things whose directory has a config: collections, which hold many runs.
 SWEEP, SUITE = "sweep", "suite"
-# Options of their runs that may change when they go on: they set the first ones for each run, and
-# the others do not change what is learned.
+# Options of a collection's runs that may change when it is continued: the collection sets the first
+# ones for each run, and the others do not change what is learned.
 FREE_OPTIONS = (
     *("seed", "run_dir", "resume", "checkpoint_seconds", "keep_checkpoints", "launch", "address"),
     *("open_ports", "env_timeout", "evaluation_seconds", "profile_steps", "track"),
@@ -56,7 +57,8 @@ _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
 _OLD_CONFIG = "config.json.old"
 _LOCK = ".lock"
-# How long a look at the lock of a run may keep it from a process that would train.
+# How long other processes that check the lock of a run may keep it from a process that wants to
+# train, in seconds.
 _SECONDS_OF_A_LOOK = 10.0
 
 
@@ -78,7 +80,7 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """Its name, which "." has, too; that of a link is not the name of what it leads to."""
+        """Its name, also if the path is "."; for a symbolic link, the name of the link itself."""
         return Path(os.path.abspath(self.path)).name
 
     @property
@@ -244,7 +246,7 @@ class RunDirectory:
         Args:
           trainable: name of what is trained.
           identity: see `opened`.
-          options: all settings as they were asked for: another run may begin with them.
+          options: all settings as requested, so that another run can start from them.
           score: the figure that measures how good the run is: a `Score` as plain data, or None.
 
         Raises:
@@ -326,7 +328,7 @@ class RunDirectory:
             try:
                 yield
             finally:
-                # Closing is not enough: what this process has forked holds the same lock.
+                # Closing is not enough, because forked processes hold the same lock.
                 fcntl.flock(lock, fcntl.LOCK_UN)
         finally:
             os.close(lock)
@@ -348,7 +350,7 @@ def _take(lock: int) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            # `is_live` shares it for a moment with whoever looks; one that trains does not.
+            # `is_live` takes a shared lock for a moment; a process that trains, an exclusive one.
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -360,7 +362,7 @@ def _take(lock: int) -> bool:
 
 
 def _stored(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity as `RunDirectory.config` returns it."""
+    """Returns an identity in the form of `RunDirectory.config`."""
     return to_plain({"trainable": trainable, **identity})
 
 
@@ -382,7 +384,7 @@ def _check_same(
 
 
 def _how_to_migrate(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Returns what to do, if the run lacks settings because an earlier version made it."""
+    """Returns a remedy if the run lacks settings because an earlier version made it, else ""."""
     agent, now = there.get("agent", {}), wanted.get("agent", {})
     is_older = isinstance(agent, Mapping) and isinstance(now, Mapping) and set(now) > set(agent)
     return f"; 'rl-replicator migrate {path}' adds the missing settings" if is_older else ""
@@ -395,7 +397,7 @@ def _differences(
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from _differences(f"{prefix}{key}.", a, b, free)
-        elif f"{prefix}{key}" in free or b == AUTO:  # It becomes what the run has.
+        elif f"{prefix}{key}" in free or b == AUTO:  # "auto" adopts the value of the run.
             continue
         elif a != b and (a == a or b == b):  # NaN differs from itself.
             yield f"{prefix}{key}", a, b
@@ -406,7 +408,7 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
 
     Args:
       config: a config dataclass. Its method `on_this_machine`, if there is one, returns it with
-        nothing left to decide.
+        all settings determined.
       stored: the config in the identity of the run; empty for a new run.
 
     Returns:
@@ -425,7 +427,7 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
 
 
 def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a run with what it has decided in place of those that are "auto".
+    """Returns the options of a run, with the determined values in place of those that are "auto".
 
     Args:
       config: the config from `RunDirectory.config`.
@@ -433,13 +435,13 @@ def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
     identity = config["identity"]
     of_learner = identity.get("config")
     decided = {**identity, "frame": identity.get("pixels")}
-    if isinstance(of_learner, dict):  # They are no group of the options.
+    if isinstance(of_learner, dict):  # These settings are not a group of the options.
         decided |= of_learner
     return _adopted(config.get("options", {}), decided)
 
 
 def _adopted(plain: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with the stored ones in place of those that `_differences` lets match."""
+    """Returns settings with the stored values in place of those that are "auto"."""
     adopted = {}
     for name, value in plain.items():
         there = stored.get(name, AUTO)
@@ -451,7 +453,7 @@ def _adopted(plain: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, A
 
 
 def folder_name(text: str) -> str:
-    """Returns a name as a part of a folder's name.
+    """Converts a name to a part of a folder's name.
 
     Args:
       text: any name; characters other than letters, digits, "_", "-" and "." become "-".
@@ -471,8 +473,8 @@ def choose(
 ) -> Iterator[RunDirectory]:
     """Chooses the directory that the options of a run request.
 
-    The directory of a new run without `--run-dir` is created at once, so that runs that start at
-    the same time have different ones. It is removed if the run raises before anything is in it.
+    The directory of a new run without `--run-dir` is created immediately, so that runs that start
+    at the same time have different ones. It is removed if the run raises while it is still empty.
 
     Args:
       root: directory of the runs of this kind.
@@ -510,7 +512,7 @@ def choose(
             yield run
         except BaseException:
             for folder in (run.path, *made):
-                with contextlib.suppress(OSError):  # Something is in it.
+                with contextlib.suppress(OSError):  # It is not empty.
                     folder.rmdir()
             raise
 
@@ -518,14 +520,14 @@ def choose(
 def _newest(root: Path, wanted: Mapping[str, Any], free: Collection[str]) -> RunDirectory | None:
     """Returns the newest run of an identity under `root`; None if there is none."""
     for run in runs(root):
-        with contextlib.suppress(UsageError):  # Another run, whose config cannot be read.
+        with contextlib.suppress(UsageError):  # A run whose config cannot be read.
             if not any(_differences("", run.config()["identity"], wanted, free)):
                 return run
     return None
 
 
 def _new(root: Path, base: str) -> RunDirectory:
-    """Makes a directory with the first free number."""
+    """Creates a directory with the first free number."""
     number = 1
     while True:
         run = RunDirectory(root / f"{base}-{number}")
@@ -544,7 +546,7 @@ def runs_within(folder: Path) -> list[Path]:
     collection = RunDirectory(folder).collection
     with contextlib.suppress(UsageError):  # It cannot be read.
         if RunDirectory(folder).exists and not collection:
-            return []  # Whatever lies in it, such as copies.
+            return []  # Even if it contains others, such as copies.
     inner = [run.path for run in runs(folder)]
     if collection == SWEEP:  # It has a folder for each trial.
         inner += [run.path for trial in folder.iterdir() for run in runs(trial)]
@@ -560,6 +562,6 @@ def runs(root: Path) -> list[RunDirectory]:
         return []
     times = {}
     for path in folders:
-        with contextlib.suppress(OSError):  # It is no run, or not readable.
+        with contextlib.suppress(OSError):  # It is not a run, or not readable.
             times[path] = (path / _CONFIG).stat().st_mtime
     return [RunDirectory(path) for path in sorted(times, key=lambda p: times[p], reverse=True)]

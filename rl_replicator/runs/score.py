@@ -1,4 +1,4 @@
-"""Which figure of a run's evaluations tells how good the run is."""
+"""The figure of a run's evaluations that measures how good the run is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Score:
         stored = config.get("score")
         if stored:
             return cls(**stored)
-        # Runs of earlier versions named none; those of agents have the return.
+        # Runs of earlier versions named none; those of agents are measured by the return.
         is_agents = "agent" in config.get("identity", {})
         return cls("evaluator", "episode_return") if is_agents else None
 

@@ -1,4 +1,4 @@
-"""The runs that a command is given: folders are entered, and unusable runs are left out."""
+"""The runs that are passed to a command: folders are expanded, and unusable runs are left out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def readable(
       read: reads the run in a directory.
 
     Returns:
-      What `read` has returned, and the directories for which it has raised.
+      The results of `read`, and the directories for which it raised.
     """
     found, left_out = [], []
     for path in expanded(paths):
@@ -73,7 +73,7 @@ def none_left(left_out: Sequence[LeftOut]) -> UsageError:
     Args:
       left_out: what `readable` has left out.
     """
-    # Most reasons are sentences of their own, which name the path.
+    # Most reasons name the path themselves.
     return UsageError(
         "; ".join(one.reason if str(one.path) in one.reason else str(one) for one in left_out)
     )

@@ -39,7 +39,7 @@ class Interval:
 
 
 def number(value: float) -> str:
-    """Writes a score: whole from 100 on, with three digits below. Some tasks return at most 1."""
+    """Formats a score: whole from 100 on, else with three digits: some tasks return at most 1."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -98,7 +98,7 @@ def bootstrap(measure: Callable[..., np.ndarray], *scores: Scores, seed: int = 0
       The measure of the scores themselves, with its 95 % interval.
     """
     value = float(measure(*scores))
-    # A resample of one seed is that seed: its unknown spread would count as zero.
+    # Resamples of a single seed are all equal, so its unknown spread would count as zero.
     if any(len(task) < 2 for one in scores for task in one):
         return Interval(value, np.nan, np.nan)
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, written by the caller."""
+"""Event files of TensorBoard, written in the calling thread."""
 
 import pathlib
 import re
@@ -14,18 +14,19 @@ _PREFIX = "events.out.tfevents."
 class EventFile:
     """Scalars and images for TensorBoard.
 
-    tensorboardX's own `SummaryWriter` hands them to a thread. When that thread cannot write, on a
-    full disk for example, it ends, and after ten more values each caller waits for ever. Here the
-    caller writes and gets the error. Its writer of files passes nothing to the operating system
-    without waiting for the disk, which is too slow for each row.
+    tensorboardX's own `SummaryWriter` passes them to a thread. If that thread cannot write, for
+    example because the disk is full, it ends, and after ten more values every caller blocks
+    forever. Here the caller writes and gets the error. tensorboardX's file writer is not used
+    either: whenever it passes data to the operating system, it waits for the disk, which is too
+    slow for each row.
     """
 
     def __init__(self, folder: pathlib.Path, purge_step: int | None):
         """Creates a new file.
 
         Args:
-          folder: made if it does not exist; its files are one curve.
-          purge_step: TensorBoard hides what earlier files hold from this step on. None: nothing.
+          folder: created if it does not exist; its files form one curve.
+          purge_step: TensorBoard hides points of earlier files from this step on; None for none.
 
         Raises:
           OSError: if the file cannot be written.

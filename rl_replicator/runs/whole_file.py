@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and folders that appear as a whole."""
+"""Files that are replaced atomically, and folders that are created atomically."""
 
 import contextlib
 import fcntl
@@ -15,23 +15,23 @@ _LONGEST_STEM = 40
 
 
 def beside(path: Path, ending: str) -> Path:
-    """Returns a hidden path beside a file, which no other process chooses.
+    """Returns a random hidden path beside a file, which no other process chooses.
 
     Args:
       path: the file.
-      ending: of the new path.
+      ending: the ending of the new path.
     """
     return path.with_name(f".{path.stem[:_LONGEST_STEM]}-{secrets.token_hex(4)}{ending}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields where to write a file, which replaces `path` at the end.
+    """Yields the path at which to write a file, which replaces `path` at the end.
 
-    After an error, such as that of a full disk, what was there before is still there.
+    After an error, such as that of a full disk, the old file is still there.
 
     Args:
-      path: the file; its directory is created. If it is a link, the file that it leads to.
+      path: the file; its directory is created. For a symbolic link, its target is replaced.
 
     Raises:
       OSError: if the file cannot be written.
@@ -50,16 +50,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def making_folder(path: Path) -> Iterator[Path]:
-    """Yields an empty folder, which takes the name `path` at the end.
+    """Yields an empty folder, which is renamed to `path` at the end.
 
-    After an error, nothing is left. What a process that was killed has left is removed.
+    After an error, nothing is left. The remains of a killed process are removed.
 
     Args:
-      path: a folder that is not there.
+      path: a folder that does not exist.
 
     Raises:
-      UsageError: if another process makes this folder.
-      OSError: if it cannot be made.
+      UsageError: if another process is creating this folder.
+      OSError: if it cannot be created.
     """
     new = path.with_name(f".{path.name}.partial")
     new.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def making_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(new, ignore_errors=True)
             raise
         finally:
-            # Closing is not enough: what this process has forked holds the same lock.
+            # Closing is not enough, because forked processes hold the same lock.
             with contextlib.suppress(OSError):  # A file system without locks.
                 fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
@@ -87,14 +87,14 @@ def making_folder(path: Path) -> Iterator[Path]:
 
 
 def _is_taken(lock: int, folder: Path) -> bool:
-    """Takes the lock of a folder, if it is there and no other process has it."""
+    """Takes the lock of a folder; returns False if another process has it or the folder is gone."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # A file system without locks.
         return True
-    try:  # The process that had it before may have given the folder its name, or removed it.
+    try:  # The process that had the lock before may have renamed or removed the folder.
         return os.path.samestat(os.fstat(lock), os.stat(folder))
     except FileNotFoundError:
         return False

@@ -1,4 +1,4 @@
-"""Metrics for MLflow. `MLFLOW_TRACKING_URI` is respected; by default they go into the run."""
+"""Metrics for MLflow. `MLFLOW_TRACKING_URI` is respected; default: in the run directory."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
 # MLflow refuses longer values.
 _LONGEST = 500
-# What it refuses in the names of metrics and parameters.
+# Characters that it refuses in the names of metrics and parameters.
 _REFUSED = re.compile(r"[^\w.:/ -]")
 
 
@@ -22,11 +22,11 @@ class MLflowTracker:
     """A run of MLflow, with the settings as parameters and the commit; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
-        """Begins the run there, or continues it.
+        """Begins or continues the run in MLflow.
 
         Args:
           run_dir: the run's directory.
-          x_axis: unused: MLflow has one step for all.
+          x_axis: unused: all metrics in MLflow have the same x-axis, the step.
           resume_step: unused: MLflow keeps rows that are written again.
         """
         import mlflow
@@ -51,7 +51,7 @@ class MLflowTracker:
             experiment, tags=_commit(), run_name=RunDirectory(run_dir).name
         )
         self._run_id = run.info.run_id
-        with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
+        with whole_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(self._run_id)
         for name, value in _flat("", options_used(RunDirectory(run_dir).config())):
             name = _REFUSED.sub("_", name)
@@ -84,14 +84,14 @@ class MLflowTracker:
         self._status = "FAILED"
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Ends the run in MLflow."""
         self._client.set_terminated(self._run_id, self._status)
 
 
 def _place_artifacts(folder: Path, run_id: str) -> None:
-    """Makes MLflow look for a run's artifacts in the run.
+    """Makes MLflow look for a run's artifacts in the run directory.
 
-    It stores an absolute path when the run begins, but a run directory may be moved or copied.
+    MLflow stores an absolute path when the run begins, but the directory may be moved or copied.
     """
     for path in folder.glob(f"*/{run_id}/meta.yaml"):
         place = f"artifact_uri: {(path.parent / 'artifacts').as_uri()}"
@@ -103,7 +103,7 @@ def _place_artifacts(folder: Path, run_id: str) -> None:
 def _commit() -> dict[str, str]:
     """Returns the commit of the working directory, if it is in a repository, as MLflow's tag.
 
-    MLflow itself looks around the program, which is in an environment that git ignores.
+    MLflow itself looks where the program is, which is in an environment that git ignores.
     """
     try:
         import git  # MLflow needs it too. Without the program `git`, the import fails.

@@ -25,15 +25,15 @@ _OURS = {
     "wandb": ("rl_replicator.runs.trackers.wandb_tracker:WandbTracker", "wandb"),
 }
 
-# Methods of `Tracker` that one may lack.
+# Optional methods of `Tracker`.
 _OPTIONAL = ("discard", "add_files", "fail")
 
 
 class Tracker(Protocol):
-    """Takes the metrics of a run."""
+    """Receives the metrics of a run."""
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Takes a row.
+        """Receives a row.
 
         Args:
           group: name of the table.
@@ -45,31 +45,31 @@ class Tracker(Protocol):
     def discard(self, group: str) -> None:
         """Removes the rows of a table beyond the resume step now, not when the next row is written.
 
-        A tracker may do without this method.
+        This method is optional.
 
         Args:
           group: name of the table.
         """
 
     def add_files(self, files: Mapping[str, Path]) -> None:
-        """Takes files of a run that is complete. A tracker may do without this method.
+        """Receives files of a run that is complete. This method is optional.
 
         Args:
-          files: files and folders by their name there, such as `checkpoint/learner`.
+          files: files and folders by their name in the tracker, such as `checkpoint/learner`.
         """
 
     def fail(self) -> None:
-        """Notes that the run has failed, before `close`. A tracker may do without this method."""
+        """Notes that the run has failed, before `close`. This method is optional."""
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Ends the run in the tracker."""
 
 
 class Trackers:
     """The trackers that the settings of a run name. One that fails is left out, with a warning."""
 
     def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
-        """Makes the trackers.
+        """Creates the trackers.
 
         Args:
           run_dir: the run's directory; the option `track` in its config.json names them.
@@ -113,7 +113,7 @@ class Trackers:
                 self._leave_out(name, error)
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        # A run of hours must not end because a server of others does not answer.
+        # A run of hours must not end because an external server does not respond.
         text = " ".join(str(error).split()) or type(error).__name__
         _LOG.warning("--track %s: left out from now on: %s", name, text)
         self._trackers.pop(name, None)
@@ -126,9 +126,9 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
       run: the run, which is complete: no process writes its metrics any more.
       without: parts of the checkpoint whose name has this prefix are left out.
     """
-    trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
+    trackers = Trackers(run.path, x_axis="", resume_step=None)  # It gets no rows.
     pictures = (path for path in run.path.iterdir() if path.suffix in (".png", ".mp4"))
-    # Hidden ones are parts of those that another process writes.
+    # Hidden ones are incomplete files that another process is writing.
     files = {path.name: path for path in pictures if not path.name.startswith(".")}
     newest = Checkpointer(run.checkpoints).latest()
     if newest is not None:
@@ -141,8 +141,8 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
 def fail(run: RunDirectory) -> None:
     """Notifies the trackers that a run's settings name that the run has failed.
 
-    Does nothing for a run without metrics, which no tracker knows. Never raises, because the run's
-    own error is the one to show.
+    Does nothing for a run without metrics, because no tracker has received anything of it. Never
+    raises, because the run's own error is the one to show.
 
     Args:
       run: the run, whose metrics no process writes any more.
@@ -150,7 +150,7 @@ def fail(run: RunDirectory) -> None:
     if not (run.path / "metrics").exists():
         return
     try:
-        trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
+        trackers = Trackers(run.path, x_axis="", resume_step=None)  # It gets no rows.
         trackers.fail()
         trackers.close()
     except Exception as error:  # Such as settings that cannot be read any more.
@@ -158,7 +158,7 @@ def fail(run: RunDirectory) -> None:
 
 
 def check(names: Sequence[str]) -> None:
-    """Checks that there are trackers of these names, and the packages that they need.
+    """Checks that trackers of these names exist, and that the packages they need are installed.
 
     Raises:
       UsageError: if not.

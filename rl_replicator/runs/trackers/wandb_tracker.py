@@ -10,8 +10,8 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _PROJECT = "rl-replicator"
 _RUN_ID = "wandb-run"
-# Run id -> the run, while this process has it open. A second one of the same id is refused, and in
-# threads the node that wrote the metrics still has it open when the files of the end are added.
+# Run id -> the run, while this process has it open. A second one with the same id is refused, and
+# in a run in threads, the node that wrote the metrics still has it open when `add_files` is called.
 _OPEN: dict[str, Any] = {}
 
 
@@ -19,7 +19,7 @@ class WandbTracker:
     """A run of Weights & Biases, with the settings and the state of git; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
-        """Begins the run there, or continues it.
+        """Begins or continues the run in Weights & Biases.
 
         Args:
           run_dir: the run's directory, where the files of an offline run go.
@@ -77,18 +77,18 @@ class WandbTracker:
         self._exit_code = 1
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Ends the run in Weights & Biases."""
         _OPEN.pop(self._run.id, None)
         self._run.finish(self._exit_code)
 
 
 def _id_of(run_dir: Path) -> str:
-    """Returns the id of a run: drawn once and kept in its directory, wherever that is moved.
+    """Returns the id of a run: drawn once and kept in its directory, which may be moved.
 
-    The path would not do: runs in two containers may have the same one.
+    The path is not unique: runs in two containers may have the same one.
     """
     stored = run_dir / _RUN_ID
     if not stored.exists():
-        with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
+        with whole_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(secrets.token_hex(8))
     return stored.read_text()
