@@ -14,8 +14,8 @@ def text(trials: Sequence[SweepTrial], count: int) -> str:
     """Returns the table.
 
     Args:
-      trials: those that have begun.
-      count: number of trials in all.
+      trials: the trials that have begun.
+      count: total number of trials.
     """
     states = {state: sum(one.state is state for one in trials) for state in TrialState}
     ended = len(trials) - states[TrialState.RUNNING] - states[TrialState.PAUSED]
@@ -33,11 +33,11 @@ def text(trials: Sequence[SweepTrial], count: int) -> str:
 
 
 def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
-    """Returns the trials: those that are done, run, have paused, were stopped, have failed.
+    """Returns the trials: first those that are done, then running, paused, stopped, and failed.
 
-    Each group is sorted by the newest evaluation, the best one first; before the end, those with
-    more evaluations come first. Trials without an evaluation, such as those whose runs were
-    deleted, are the last of their group.
+    Each group is sorted by the newest evaluation, the best one first; unless they are done, trials
+    with more evaluations come before others. Trials without an evaluation, such as those whose runs
+    were deleted, come last in their group.
     """
     order = [
         *(TrialState.DONE, TrialState.RUNNING, TrialState.PAUSED),
@@ -71,7 +71,7 @@ def _row(trial: SweepTrial) -> list[str]:
 
 
 def _rounded(value: str) -> str:
-    """Returns a value of an option; a fraction with as many digits as a person compares."""
+    """Returns a value of an option; a decimal fraction is rounded to six significant digits."""
     try:
         return f"{float(value):.6g}" if "." in value else value
     except ValueError:
@@ -79,14 +79,14 @@ def _rounded(value: str) -> str:
 
 
 class SweepBoard:
-    """Redraws the table on a terminal; prints a line whenever a trial has changed elsewhere."""
+    """Redraws the table on a terminal; elsewhere, prints a line whenever a trial has changed."""
 
     def __init__(self, trials: Sequence[SweepTrial], count: int):
         """Draws nothing yet.
 
         Args:
-          trials: those that have begun, which change and become more.
-          count: number of trials in all.
+          trials: the trials that have begun; the caller changes the list and its items.
+          count: total number of trials.
         """
         self._trials, self._count = trials, count
         self._table = LiveTable()
@@ -117,5 +117,5 @@ class SweepBoard:
             self._table.refresh(text(self._trials, self._count).splitlines())
 
     def close(self) -> None:
-        """Shows the table a last time, whole."""
+        """Shows the whole table one last time."""
         self._table.close(text(self._trials, self._count))

@@ -1,4 +1,4 @@
-"""What `rl-replicator sweep` does: runs the trials, shows the table, prints the best settings."""
+"""Implements `rl-replicator sweep`: runs trials, shows the table, and prints the best settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Arguments:
     """The arguments of `rl-replicator train`, for every run of a sweep.
 
     Attributes:
-      parts: the arguments, divided before each word that chooses the dataclass of a union.
+      parts: the arguments, split before each word that selects a dataclass of a union.
       places: index of the part to which each searched option belongs.
     """
 
@@ -41,7 +41,7 @@ class Arguments:
     def words(
         self, settings: Iterable[tuple[Parameter, str]] = (), own: Sequence[str] = ()
     ) -> list[str]:
-        """Returns the arguments with others among them.
+        """Returns the arguments together with the given ones.
 
         Args:
           settings: searched options with a value for each.
@@ -56,18 +56,18 @@ class Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """A sweep with everything that its command line says.
+    """A sweep with everything that its command line specifies.
 
     Attributes:
       program: words of the command that runs `rl-replicator`.
       name: what is trained.
       arguments: the arguments of every run.
-      quiet: more of them, which do not belong to the best settings.
-      options: what `train` makes of `arguments`, as plain data.
+      quiet: further arguments of every run, which are not printed with the best settings.
+      options: the options that `train` parses from `arguments`, as plain data.
       defaults: value of each searched option without the search, as written.
       search: how to search.
       trials: number of trials.
-      seeds: the seeds of the runs of a trial; one None if there is no option for the seed.
+      seeds: the seeds of the runs of a trial; a single None if there is no option for the seed.
       parallel: number of trials at a time.
       retry_failed: whether trials that have failed are tried again.
       run_dir: the sweep's directory.
@@ -98,7 +98,7 @@ class SweepPlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a process that continues the sweep must share but for `_FREE`, as plain data."""
+        """Settings that must not change when the sweep is continued, except `_FREE`; plain data."""
         search, options = to_plain(self.search), self.options
         plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": options}
         # A population cannot grow: its trials train side by side.
@@ -118,7 +118,7 @@ def run(plan: SweepPlan) -> int:
 
     Returns:
       Exit status: 0 if all trials have ended; 1 if all that have ended failed, which a line on
-      stderr says; 128 + signal if one ended it.
+      stderr reports; 128 + signal if a signal ended the sweep.
 
     Raises:
       DiskError: if the disk is full.
@@ -133,7 +133,7 @@ def run(plan: SweepPlan) -> int:
         directory.describe(SWEEP, plan.identity, {"arguments": plan.arguments.words()})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
         study.prefer(plan.defaults)
-        # First, since a population fails the trials whose weights are gone.
+        # This comes first, because a population marks trials whose weights are gone as failed.
         if plan.retry_failed:
             study.retry()
         scheduler: TrialScheduler = study
@@ -150,7 +150,7 @@ def run(plan: SweepPlan) -> int:
                 if trial.state is not TrialState.RUNNING:
                     _write(plan.run_dir / "results.csv", trials)
                 _write_rounds(plan.run_dir / "rounds.csv", study)
-            except OSError as error:  # The runs are worth more than their table.
+            except OSError as error:  # A table that cannot be written must not end the runs.
                 _LOG.warning("results are not written until the next trial changes: %s", error)
 
         runner = SweepRunner(
@@ -164,7 +164,8 @@ def run(plan: SweepPlan) -> int:
             print("stopped; the same command continues the sweep", flush=True)
             return 128 + number
         failed = [trial for trial in trials if trial.state is TrialState.FAILED]
-        # Those that were to end because the first ones had failed are still to be continued.
+        # Trials that were interrupted because the first ones had failed are `RUNNING`: they can
+        # still be continued.
         if any(trial.state not in (TrialState.FAILED, TrialState.RUNNING) for trial in trials):
             return 0
         reason = next((f" (trial {one.number} {one.reason})" for one in failed if one.reason), "")

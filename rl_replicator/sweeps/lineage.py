@@ -1,4 +1,4 @@
-"""Where the weights of a trial come from: copies of other trials' runs, and what is kept of them.
+"""The origin of a trial's weights: copies of other trials' runs, and the record of these copies.
 
 RUN_DIR/lineage.json in the directory of each run lists the stages of its training.
 """
@@ -17,8 +17,8 @@ from rl_replicator.checkpoints.links import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FILE = "lineage.json"
-# What a copy takes over: the state, and the history that belongs to it. The settings and the events
-# of the target remain.
+# What is copied: the state, and the history that belongs to it. The target keeps its events, and
+# its settings except the searched ones.
 _COPIED = ("checkpoints", "best", "metrics", "tensorboard")
 
 
@@ -28,8 +28,8 @@ class Stage:
 
     Attributes:
       step: step of the training at which it began, as evaluations count steps.
-      trial: number of the trial that has trained.
-      source: number of the trial whose runs it has copied at `step`; None at the start.
+      trial: number of the trial that was trained.
+      source: number of the trial whose runs it copied at `step`; None at the start.
       values: option -> value, as written on the command line.
     """
 
@@ -72,7 +72,7 @@ def is_written(run_dir: Path, stages: Sequence[Stage]) -> bool:
 def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
     """Replaces the state of a run by that of another one, which does not change.
 
-    Interrupted, it can be repeated: the lineage is written last.
+    It can be repeated after an interruption, because the lineage is written last.
 
     Args:
       source: directory of the run to copy.
@@ -117,8 +117,8 @@ def _plain(stages: Sequence[Stage]) -> list[dict[str, Any]]:
 def _copy(source: Path, target: Path, make: Callable[[Path, Path], object]) -> None:
     """Copies a folder without its hidden files.
 
-    It ends with the first error. `shutil.copytree` collects them and drops their numbers, which
-    tell a full disk.
+    It raises the first error. `shutil.copytree` collects errors and drops their numbers, by which a
+    full disk is recognised.
     """
     target.mkdir()
     for path in source.iterdir():

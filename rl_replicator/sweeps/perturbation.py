@@ -15,11 +15,11 @@ def perturbed(space: Choice | Range, value: str, rng: np.random.Generator) -> st
 
     With probability 0.25 it is drawn from the search. Otherwise, a number is multiplied by 1.2 or
     0.8 and kept between the ends of the search (on a grid, such as that of the whole numbers, it
-    moves by one step at least), and a choice moves to one of its neighbours.
+    moves by at least one step), and a choice moves to one of its neighbours.
 
     Args:
       space: the values to choose from.
-      value: the present one, as written.
+      value: the current value, as written.
       rng: source of the draws.
     """
     if rng.random() < _DRAW_PROBABILITY:
@@ -44,7 +44,7 @@ def drawn(space: Choice | Range, rng: np.random.Generator) -> str:
     if isinstance(space, Choice):
         return space.values[rng.integers(len(space.values))]
     if space.is_log:
-        # So that a whole number at an end is drawn like those between them.
+        # So that whole numbers at the ends are drawn like those between them.
         beyond = 0.5 if space.is_whole else 0.0
         ends = np.log([space.low - beyond, space.high + beyond])
         number = np.exp(rng.uniform(*ends))

@@ -1,12 +1,12 @@
-"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846), on the file of the study.
+"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846), kept in the study's file.
 
-All trials train for an interval and pause. Then the worst quarter goes on from copies of trials of
-the best quarter, with changed settings. Decisions are in the study's file before they are carried
-out, so a later process continues after a kill at any moment.
+All trials train for an interval and pause. Then the worst quarter continues from copies of trials
+of the best quarter, with changed settings. Decisions are written to the study's file before they
+are carried out, so that a later process can continue after a kill at any time.
 
 Ray Tune's PopulationBasedTraining is not used: its scheduler acts on the actors and checkpoints of
-its own controller, whereas a trial is here a process with a run directory, which pauses by
-SIGINT and goes on with `train --run-dir`. It also needs pandas and pyarrow (docs/sweeps.md).
+its own controller, whereas here a trial is a process with a run directory, which is paused by
+SIGINT and continued by `train --run-dir`. It also needs pandas and pyarrow (docs/sweeps.md).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Population:
         return self._interval * (len(self._rounds) + 1)
 
     def trials(self, count: int) -> list[SweepTrial]:
-        """Returns all trials, and completes the copies that a killed process has left undone.
+        """Returns all trials, and completes the copies that a killed process did not complete.
 
-        A trial whose run somebody has deleted since its first comparison has failed, unless it had
-        ended: nothing has the weights from which it would go on.
+        A trial that has not ended fails if one of its runs was deleted after its first comparison,
+        because the weights from which it would continue are gone.
 
         Args:
-          count: number of trials to begin with, if there are none yet.
+          count: number of trials; missing ones are created.
         """
         trials = self._study.trials()
         while len(trials) < count:
@@ -97,7 +97,7 @@ class Population:
         _LOG.warning("trial %d has failed: it %s", trial.number, trial.reason)
 
     def ask(self) -> SweepTrial:
-        """Raises: the population has all of its trials from the start."""
+        """Raises `AssertionError`: a population has all of its trials from the start."""
         raise AssertionError("a population does not grow")
 
     def begin(self, trial: SweepTrial) -> None:
@@ -105,7 +105,7 @@ class Population:
         self._tables_at_start[trial.number] = _tables(trial)
 
     def report(self, trial: SweepTrial, values: Sequence[float]) -> bool:
-        """Returns whether a running trial has been evaluated at the next comparison.
+        """Returns whether a running trial has been evaluated for the next comparison.
 
         Args:
           trial: the trial.
@@ -115,7 +115,7 @@ class Population:
         self._study.note_total_steps(trial)
         if trial.total_steps is not None and self._boundary >= trial.total_steps:
             return False
-        # A run that was killed has rows beyond its checkpoint, which it removes with its first row.
+        # A killed run has rows beyond its checkpoint, which it removes when it writes a new row.
         before = self._tables_at_start[trial.number]
         if any(new == old for new, old in zip(_tables(trial), before, strict=True)):
             return False
@@ -160,12 +160,12 @@ class Population:
         if not paused:
             return []
         reached = {one.number: self._study.note_of(one, _REACHED) for one in paused}
-        # Numbers of trials are texts, as JSON has them.
+        # Trial numbers are strings, as keys in JSON are.
         decided: dict[str, Any] = {
             "scores": {str(number): [x["step"], x["score"]] for number, x in reached.items()},
             "copies": {},
         }
-        # A copy of a trial that is complete would learn nothing more.
+        # A copy of a trial that is complete would not train any further.
         if not any(self._is_complete(trial) for trial in trials):
             decided["copies"] = self._choose(paused, reached)
         self._study.add_round(decided)
@@ -177,7 +177,7 @@ class Population:
         return paused
 
     def _is_complete(self, trial: SweepTrial) -> bool:
-        """Whether a trial has taken all steps; it may have done so before it noticed its pause."""
+        """Returns whether a trial has taken all steps, perhaps before it was told to pause."""
         if trial.state is not TrialState.PAUSED:
             return trial.state is TrialState.DONE
         return trial.has_all_steps()
@@ -214,7 +214,7 @@ class Population:
         return copies
 
     def _take_over(self, trials: Sequence[SweepTrial], decided: Mapping[str, Any]) -> None:
-        """Gives the trials that become copies their lineage and their settings."""
+        """Sets the lineage and the settings of the trials that become copies."""
         by_number = {trial.number: trial for trial in trials}
         for number, copy in decided["copies"].items():
             trial, source = by_number[int(number)], by_number[copy["source"]]
@@ -223,16 +223,16 @@ class Population:
             trial.values = stage.values
 
     def _copy(self, trials: Sequence[SweepTrial], decided: Mapping[str, Any]) -> None:
-        """Copies the runs of trials that have not ended, unless that has been done.
+        """Copies the runs of trials that have not ended, unless they were copied already.
 
-        A trial whose source somebody has deleted before its copy was made keeps its runs and fails:
-        it has the settings of the copy, and not the weights.
+        A trial whose source was deleted before it was copied keeps its runs and fails, because it
+        has the settings of the copy, but not the weights.
         """
         by_number = {trial.number: trial for trial in trials}
         for number, copy in decided["copies"].items():
             trial, source = by_number[int(number)], by_number[copy["source"]]
             if trial.state not in _TO_CONTINUE:
-                continue  # It has trained since then, and its run may have been deleted.
+                continue  # It has ended since then, and its run may have been deleted.
             seeds = [
                 seed
                 for seed in trial.seeds
@@ -246,7 +246,7 @@ class Population:
 
 
 def _tables(trial: SweepTrial) -> list[Any]:
-    """Returns what changes when the runs write evaluations, for each seed."""
+    """Returns a value for each seed that changes when its run writes evaluations."""
     score = trial.score()
     found: list[Any] = []
     for seed in trial.seeds:
@@ -260,6 +260,6 @@ def _tables(trial: SweepTrial) -> list[Any]:
 
 
 def _is_saved(trial: SweepTrial) -> bool:
-    """Whether all runs of a trial have a checkpoint."""
+    """Returns whether all runs of a trial have a checkpoint."""
     runs = [RunDirectory(trial.run_dir(seed)) for seed in trial.seeds]
     return all(not Checkpointer(run.checkpoints).is_empty for run in runs)

@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep side by side, and stops those that are not worth continuing."""
+"""Runs the trials of a sweep in parallel, and stops those that are not worth continuing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 _LOG = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# If this many trials fail before another one has run, the rest would fail as well.
+# If this many trials fail before one has run without failure, the rest would fail as well.
 _HOPELESS = 3
-# How a run ends that was asked to.
+# Exit status of a run that the sweep has interrupted.
 _INTERRUPTED = 128 + signal.SIGINT
-# How one ends that somebody has killed or asked to end, or the kernel, because memory was short.
+# Exit statuses of a run that was killed or terminated by a user, or by the kernel because memory
+# was short.
 _KILLED = (
     -signal.SIGKILL,
     *(status for number in signals.ENDING for status in (-number, 128 + number)),
 )
-# Several processes share a GPU: none may take all of its memory.
+# Several processes share a GPU, so none may allocate all of its memory.
 _VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
@@ -38,7 +39,7 @@ class TrialScheduler(Protocol):
     """Decides which trials run, and for how long.
 
     Attributes:
-      when_cut: state of a trial whose processes were asked to end because of `report`.
+      when_cut: state of a trial whose processes were interrupted because of `report`.
     """
 
     when_cut: TrialState
@@ -50,7 +51,7 @@ class TrialScheduler(Protocol):
         """Notes that the processes of a trial are about to start."""
 
     def report(self, trial: SweepTrial, values: Sequence[float]) -> bool:
-        """Takes the values of a running trial's evaluations, and says whether to end it now.
+        """Records the values of a running trial's evaluations; returns whether to end it now.
 
         Args:
           trial: the trial.
@@ -66,19 +67,19 @@ class TrialScheduler(Protocol):
         """
 
     def advance(self, trials: Sequence[SweepTrial]) -> Sequence[SweepTrial]:
-        """Returns trials to continue, once none runs and none waits for its start."""
+        """Returns trials to continue, once none is running or waiting to start."""
 
 
 @dataclasses.dataclass
 class _Live:
-    """A trial whose processes run.
+    """A trial whose processes are running.
 
     Attributes:
       trial: the trial.
       slot: the processors of its processes.
       processes: one for each seed whose run has steps left.
-      verdict: how it will end, once that is known.
-      deadline: when its processes are killed; None while they need not end.
+      verdict: the state in which it will end; None while that is unknown.
+      deadline: time at which its processes are killed; None while they need not end.
     """
 
     trial: SweepTrial
@@ -92,7 +93,7 @@ class _Live:
         return all(process.poll() is not None for process in self.processes)
 
     def end(self, verdict: TrialState) -> None:
-        """Asks its processes to save and to end."""
+        """Interrupts its processes, which save and end."""
         self.verdict = verdict
         self.deadline = time.monotonic() + SECONDS_TO_END
         for process in self.processes:
@@ -128,10 +129,10 @@ class SweepRunner:
         self._on_change = on_change
         self._on_look = on_look
         self._waiting: list[SweepTrial] = []
-        # Numbers of those that wait until somebody else no longer trains in their directories.
+        # Numbers of the trials that wait because other processes train in their directories.
         self._taken: set[int] = set()
         self._live: list[_Live] = []
-        # Number of a trial that was killed -> how far it had come before, see `_progress`.
+        # Number of a trial that was killed -> its furthest progress then, see `_progress`.
         self._killed: dict[int, tuple[int, ...]] = {}
         self._signals: list[int] = []
         self._failures_at_first = 0
@@ -141,15 +142,15 @@ class SweepRunner:
 
         Args:
           trials: all trials so far, whose states are updated; new ones are added.
-          count: number of trials in all.
+          count: total number of trials.
 
         Returns:
           The number of the signal that ended it; None if all trials have ended, or the first ones
           failed one after the other.
 
         Raises:
-          DiskError: if the disk is full. The trials that run are saved, if there is space for that,
-            and are continued by the next call.
+          DiskError: if the disk is full. Running trials are saved, if there is space for that, and
+            are continued by the next call.
         """
         if any(trial.state not in (TrialState.RUNNING, TrialState.FAILED) for trial in trials):
             self._failures_at_first = -1  # An earlier process has seen that trials can run.
@@ -158,7 +159,7 @@ class SweepRunner:
             try:
                 self._run(trials, count)
             finally:
-                # After an error of our own, the runs save all the same.
+                # Even after an error in this process, the runs save their state.
                 end_all(
                     [process for one in self._live for process in one.processes],
                     lambda: len(self._signals) > 1,
@@ -181,7 +182,7 @@ class SweepRunner:
             time.sleep(_POLL_SECONDS)
 
     def _next(self, trials: list[SweepTrial], count: int) -> SweepTrial | None:
-        """Returns the trial to start next: a waiting one, or else a new one; None if all run.
+        """Returns the trial to start next: a waiting one, or else a new one; None if there is none.
 
         A trial keeps waiting while another process trains in its directory.
         """
@@ -207,7 +208,7 @@ class SweepRunner:
         slot = self._free.pop(0)
         self._scheduler.begin(trial)
         live = _Live(trial, slot, [])
-        self._live.append(live)  # Before the first process: the next one may fail to start.
+        self._live.append(live)  # Before the first process, as the second may fail to start.
         for seed in trial.seeds:
             if trial.is_beyond(seed):
                 continue  # Its evaluations up to the last step of the sweep count.
@@ -216,7 +217,7 @@ class SweepRunner:
         self._on_change(trial)
 
     def _look(self) -> None:
-        """Judges the running trials, and takes leave of those whose processes have ended."""
+        """Judges the running trials, and closes those whose processes have ended."""
         for one in list(self._live):
             if self._signals and one.verdict is None:
                 one.end(TrialState.RUNNING)
@@ -231,12 +232,12 @@ class SweepRunner:
                 self._close(one)
 
     def _judge(self, one: _Live) -> None:
-        """Decides how a trial ends, if it is time to decide."""
+        """Decides how a trial ends, if that can be decided now."""
         failed = [process for process in one.processes if process.poll() not in (None, 0)]
         if failed:
             one.end(self._after_failure(one.trial, failed))
             return
-        # Asked before the last rows are read.
+        # Checked before the values are read, so that they include the last rows.
         has_ended = all(process.poll() == 0 for process in one.processes)
         values = _values(one.trial)
         if self._scheduler.report(one.trial, values) and not has_ended:
@@ -255,12 +256,12 @@ class SweepRunner:
         if one.verdict is TrialState.PAUSED:
             one.verdict = self._paused(one)
         elif one.verdict is TrialState.STOPPED and not any(p.poll() for p in one.processes):
-            one.verdict = TrialState.DONE  # It was judged by its last evaluation.
+            one.verdict = TrialState.DONE  # Its runs had finished before they were interrupted.
         one.trial.state = one.verdict
         if one.verdict is TrialState.RUNNING:
             if not self._signals:
                 self._waiting.append(one.trial)
-            return  # If the sweep stops, the next one continues the trial.
+            return  # If the sweep was stopped, the next command continues the trial.
         self._killed.pop(one.trial.number, None)
         is_done = one.verdict is TrialState.DONE
         self._scheduler.finish(one.trial, _values(one.trial)[-1] if is_done else None)
@@ -268,7 +269,7 @@ class SweepRunner:
         self._count_failures(one.trial)
 
     def _paused(self, one: _Live) -> TrialState:
-        """Returns the state of a trial whose processes were to save and to end."""
+        """Returns the state of a trial whose processes were interrupted for a pause."""
         failed = [process for process in one.processes if process.poll() not in (0, _INTERRUPTED)]
         if failed and not self._signals:
             return self._after_failure(one.trial, failed)
@@ -279,13 +280,13 @@ class SweepRunner:
     def _after_failure(self, trial: SweepTrial, failed: Sequence[RunProcess]) -> TrialState:
         """Returns the state of a trial some of whose processes have failed.
 
-        A trial that was killed continues, unless it has come no further since it was killed before:
-        then its settings need more memory than there is, for example.
+        A killed trial continues, unless it has made no progress since it was last killed: then its
+        settings may need more memory than there is, for example.
 
         Raises:
           DiskError: if the disk is full, which says nothing about the trial.
         """
-        # What says the most comes first.
+        # The most informative failure comes first.
         first = min(failed, key=lambda one: (one.poll() != DISK_STATUS, one.poll() in _KILLED))
         if first.poll() == DISK_STATUS:
             raise DiskError(
@@ -310,14 +311,14 @@ class SweepRunner:
 
 
 def _progress(trial: SweepTrial) -> tuple[int, ...]:
-    """Returns how far a trial has come: its evaluations, and the saved steps of each run.
+    """Returns the progress of a trial: its evaluations, and the saved steps of each run.
 
-    Evaluations alone do not tell: a run that was killed removes those beyond its checkpoint.
+    Evaluations alone are not enough, because a killed run removes those beyond its checkpoint.
     """
     saved = []
     for seed in trial.seeds:
         info = None
-        with contextlib.suppress(CheckpointError):  # A damaged one; the run finds an older one.
+        with contextlib.suppress(CheckpointError):  # It is damaged; the run uses an older one.
             info = Checkpointer(RunDirectory(trial.run_dir(seed)).checkpoints).latest()
         saved.append(0 if info is None else info.step)
     return trial.evaluated().count, *saved

@@ -1,4 +1,4 @@
-"""What a sweep searches: expressions such as `loguniform(1e-4, 1e-3)`, read without `eval`."""
+"""Search expressions such as `loguniform(1e-4, 1e-3)`, parsed without `eval`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Choice:
     values: tuple[str, ...]
 
     def match(self, value: str) -> str | None:
-        """Returns a value as the search writes it; None if the search may not choose it."""
+        """Returns a value as the search writes it; None if it is not in the search space."""
         return next((one for one in self.values if _key(one) == _key(value)), None)
 
     def examples(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Range:
       high: the highest.
       is_log: whether the logarithm is uniform, and not the number itself.
       is_whole: whether only whole numbers are chosen.
-      step: distance of the numbers from `low`; None for any number.
+      step: distance between the numbers, which start at `low`; None for any number.
     """
 
     low: float
@@ -60,11 +60,11 @@ class Range:
 
     @property
     def spacing(self) -> float | None:
-        """Distance of the numbers that may be chosen; None for any number."""
+        """Distance between the numbers that may be chosen; None for any number."""
         return 1.0 if self.is_whole else self.step
 
     def match(self, value: str) -> str | None:
-        """Returns a value as the search writes it; None if the search may not choose it."""
+        """Returns a value as the search writes it; None if it is not in the search space."""
         number = _key(value)
         if not isinstance(number, float) or not self.low <= number <= self.high:
             return None
@@ -87,7 +87,7 @@ class Range:
 
 
 def _key(value: str) -> float | str:
-    """Returns what two spellings of one value have in common, such as 1e-3 and 0.001."""
+    """Returns a key that is equal for all spellings of a value, such as 1e-3 and 0.001."""
     try:
         return float(value)
     except ValueError:
@@ -99,7 +99,7 @@ def _is_multiple(number: float, step: float) -> bool:
 
 
 def written(space: Choice | Range, value: object) -> str:
-    """Returns a value as it is written on the command line, no lower or higher than the search."""
+    """Returns a value as it is written on the command line, within the ends of the search."""
     if isinstance(space, Choice):
         return str(value)
     number = min(max(_decimal(float(str(value))), space.low), space.high)
@@ -108,7 +108,7 @@ def written(space: Choice | Range, value: object) -> str:
 
 
 def _decimal(number: float) -> float:
-    """Returns 0.3 for 0.1 + 0.2: the digits of a multiple of a step, without the binary ones."""
+    """Removes binary rounding errors from a multiple of a step: returns 0.3 for 0.1 + 0.2."""
     return float(f"{number:.15g}")
 
 
@@ -117,7 +117,7 @@ class Parameter:
     """An option that a sweep searches.
 
     Attributes:
-      option: its name without the hyphens before it, such as `agent.n-step`.
+      option: its name without the leading hyphens, such as `agent.n-step`.
       space: the values to choose from.
     """
 
@@ -180,7 +180,7 @@ def _space(option: str, name: str, arguments: Sequence[str]) -> Choice | Range:
     step = numbers[2] if count == 3 else None
     if step is not None and not 0 < step <= high - low:
         raise _wrong(option, name, arguments[2], ", STEP above 0 and at most HIGH - LOW")
-    if step is not None:  # The highest multiple; Optuna would move it there with a warning.
+    if step is not None:  # The highest value; Optuna would reduce `high` to it with a warning.
         high = _decimal(low + math.floor((high - low) / step + 1e-9) * step)
     return Range(low, high, is_log, is_whole, step)
 

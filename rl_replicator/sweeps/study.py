@@ -1,4 +1,4 @@
-"""The search itself, by Optuna: which values to try, and which trials to stop early."""
+"""The search itself, with Optuna: which values to try, and which trials to stop early."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SearchPlan:
       sampler: "tpe" or "random".
       scheduler: "asha", which stops trials early; "fifo", which stops none; or "pbt", which lets
         trials copy each other.
-      grace: number of evaluations before a trial may be stopped.
+      grace: number of the first evaluation after which a trial may be stopped.
       reduction: one of this many trials is continued at each rung.
       interval: steps from one comparison of pbt to the next; None for the others.
     """
@@ -65,10 +65,10 @@ def _optuna() -> Any:
 
 
 class _Lock:
-    """The lock of Optuna's journal, for a process that has the folder for itself.
+    """A lock for Optuna's journal in a folder that no other process uses.
 
-    Those of Optuna are files, which a killed process leaves behind. The next one waits for half a
-    minute, or for ever if the path is relative.
+    Optuna's own locks are files, which a killed process leaves behind. The next process then waits
+    for half a minute, or forever if the path is relative.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Lock:
 
 
 def _cut_incomplete_line(path: Path) -> None:
-    """Removes what a killed process had begun to write: the next line would become part of it."""
+    """Removes a line that a killed process left incomplete: the next one would be joined to it."""
     if path.exists():
         text = path.read_bytes()
         if not text.endswith(b"\n"):
@@ -90,7 +90,7 @@ def _cut_incomplete_line(path: Path) -> None:
 
 
 class Study:
-    """The trials of a sweep, kept in a file, so that a later process continues.
+    """The trials of a sweep, kept in a file, so that a later process can continue.
 
     Higher values are better here: the caller negates a figure whose lowest value is best.
     """
@@ -113,7 +113,7 @@ class Study:
         self._plan, self._seeds, self._folder = plan, seeds, path.parent
         journal = self._optuna.storages.journal
         _cut_incomplete_line(path)
-        with warnings.catch_warnings():  # Experimental parts of Optuna say so.
+        with warnings.catch_warnings():  # Optuna warns about its experimental features.
             warnings.simplefilter("ignore")
             self._study = self._optuna.create_study(
                 storage=journal.JournalStorage(journal.JournalFileBackend(str(path), _Lock())),
@@ -138,7 +138,7 @@ class Study:
         )
 
     def _sampler(self, seed: int) -> Any:
-        # A sweep that goes on must not draw what it has drawn at its start.
+        # The seed is the number of trials: a continued sweep must not repeat its first draws.
         samplers = self._optuna.samplers
         # A population begins before any trial has a result to learn from.
         if self._plan.sampler == "random" or self._plan.scheduler == "pbt":
@@ -156,7 +156,7 @@ class Study:
         )
 
     def _fail_half_drawn(self) -> None:
-        """Ends the trials that a killed process has begun and not given all of their values."""
+        """Fails the trials for which a killed process has not drawn all values."""
         kinds = self._optuna.trial.TrialState
         for one in self._study.trials:
             if one.state is kinds.RUNNING and not self._is_drawn(one):
@@ -203,7 +203,7 @@ class Study:
         return SweepTrial(one.number, values, path, self._seeds, total_steps=total_steps)
 
     def prefer(self, values: Mapping[str, str]) -> None:
-        """Makes the first trial one with these values, unless there is a trial already.
+        """Gives the first trial these values, unless there is a trial already.
 
         Args:
           values: option -> value as written; ignored unless the search may choose all of them.
@@ -229,7 +229,7 @@ class Study:
         return self._trial(live)
 
     def report(self, trial: SweepTrial, values: Sequence[float]) -> bool:
-        """Takes the values of a running trial's evaluations, and says whether to stop it.
+        """Records the values of a running trial's evaluations; returns whether to stop it.
 
         Args:
           trial: the trial.
@@ -241,8 +241,8 @@ class Study:
             live = self._optuna.trial.Trial(self._study, self._study.trials[trial.number]._trial_id)
             self._live[trial.number] = live
         if _IS_STOPPED in live.user_attrs:
-            return True  # Decided by an earlier process, which could not act on it any more.
-        # Nothing is saved by stopping a run before its last evaluation alone.
+            return True  # Decided by an earlier process, which ended before it acted on it.
+        # Stopping a trial that has taken all steps would save nothing.
         has_all_steps = trial.has_all_steps()
         known = self._study.trials[trial.number].intermediate_values
         for index, value in enumerate(values, start=1):
@@ -257,13 +257,13 @@ class Study:
         """Does nothing; see `runner.TrialScheduler`."""
 
     def advance(self, trials: Sequence[SweepTrial]) -> list[SweepTrial]:
-        """Returns no trials: none of this search has paused."""
+        """Returns no trials, because this search pauses none."""
         return []
 
     def note_total_steps(self, trial: SweepTrial) -> None:
-        """Keeps the length of a trial's runs, once the first one has begun.
+        """Stores the length of a trial's runs, once the first one has begun.
 
-        Its config has it only until somebody trains the run for longer.
+        The config of a run has it only until somebody trains the run for longer.
 
         Args:
           trial: the trial, whose `total_steps` is set.
@@ -273,19 +273,19 @@ class Study:
             trial.total_steps = score.end
 
     def note(self, trial: SweepTrial, name: str, value: Any) -> None:
-        """Keeps plain data with a trial.
+        """Stores plain data with a trial.
 
         Args:
           trial: the trial.
           name: the name of the note; an earlier one of this name is replaced.
-          value: what JSON can hold.
+          value: any value that JSON can hold.
         """
         number = trial.number
         frozen = self._study.trials[number]
         self._optuna.trial.Trial(self._study, frozen._trial_id).set_user_attr(name, value)
 
     def note_of(self, trial: SweepTrial, name: str) -> Any:
-        """Returns what `note` has kept; None if there is nothing.
+        """Returns the value that `note` has stored; None if there is none.
 
         Args:
           trial: the trial.
@@ -294,15 +294,15 @@ class Study:
         return self._study.trials[trial.number].user_attrs.get(name)
 
     def add_round(self, decided: Mapping[str, Any]) -> None:
-        """Keeps what was decided at a comparison of all trials, atomically.
+        """Stores the decisions of a comparison of all trials, atomically.
 
         Args:
-          decided: what JSON can hold.
+          decided: any mapping that JSON can hold.
         """
         self._study.set_user_attr(f"{_ROUND}{len(self.rounds())}", dict(decided))
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Returns what `add_round` has kept, the first one first."""
+        """Returns what `add_round` has stored, the first one first."""
         kept = self._study.user_attrs
         count = sum(name.startswith(_ROUND) for name in kept)
         return [kept[f"{_ROUND}{index}"] for index in range(count)]
@@ -315,8 +315,8 @@ class Study:
           value: the value at its last evaluation; None if it is not done.
         """
         if trial.state is TrialState.FAILED:
-            # For Optuna it still runs: only so can it be tried again. The sampler takes settings
-            # without a result for bad ones.
+            # For Optuna, it is still running, as it could not be retried otherwise. The sampler
+            # treats settings without a result as bad ones.
             self.note(trial, _HAS_FAILED, True)
             return
         kinds = self._optuna.trial.TrialState
@@ -325,7 +325,7 @@ class Study:
         self._study.tell(trial.number, given, state=states[trial.state])
 
     def importance(self) -> dict[str, float]:
-        """Returns for each option which share of the differences it explains, the highest first.
+        """Returns the share of the differences that each option explains, the highest first.
 
         PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how much the values of the best quarter
         of the trials differ from those of all. A trial that was stopped counts with its last

@@ -16,7 +16,7 @@ from rl_replicator.sweeps.lineage import Stage
 
 
 class TrialState(enum.Enum):
-    """What became of a trial."""
+    """The state of a trial."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -33,7 +33,7 @@ class Evaluated:
     """The evaluations of a trial so far, which all of its runs have in common.
 
     Attributes:
-      steps: fewest steps of a run at each evaluation, [evaluations] int64.
+      steps: the lowest step of any run at each evaluation, [evaluations] int64.
       scores: the figure of each run, [seeds, evaluations].
     """
 
@@ -59,12 +59,12 @@ class SweepTrial:
       number: 0, 1, ...
       values: option -> value, as written on the command line.
       path: its directory, which holds the directories of its runs.
-      seeds: seeds of its runs; one None if what is trained has no option for the seed.
-      state: what became of it.
+      seeds: seeds of its runs; a single None if what is trained has no option for the seed.
+      state: its state.
       reason: why it failed, one line; "" if it did not, or if that was in an earlier process.
       lineage: stages of the training that has led to its weights, in a population; empty otherwise.
       total_steps: steps of a whole run, as evaluations count them; None if unknown, as before the
-        first one has begun. What a run was trained for beyond them, by a command of its own, does
+        first one has begun. Steps beyond them, for which a separate command has trained a run, do
         not count.
     """
 
@@ -87,7 +87,7 @@ class SweepTrial:
         return self.path / f"seed-{seed or 1}"
 
     def score(self) -> Score | None:
-        """Returns which figure its runs are measured by; None before the first one has begun.
+        """Returns the figure that measures its runs; None before the first one has begun.
 
         Raises:
           UsageError: if the runs have no evaluation.
@@ -106,11 +106,11 @@ class SweepTrial:
     def evaluated(self) -> Evaluated:
         """Reads the evaluations that all of its runs have reached.
 
-        A run may lack one that others have: the first one, if its learner had not begun, or one
-        that was due during another. So rows are matched by the steps at which they were due, and
-        the one at the end of a run only with those at the ends of the others. Later rows change
-        nothing about the evaluations that were returned before. The last one of a trial that is
-        done is the last one of each run.
+        A run may lack an evaluation that others have: the first one, if its learner had not begun,
+        or one that was due during another. So rows are matched by the steps at which they were due,
+        and the row at the end of a run only with those at the ends of the others. Later rows do not
+        change evaluations that were returned before. The last evaluation of a trial that is done
+        consists of the last one of each run.
         """
         score = self.score()
         if score is None:
@@ -125,17 +125,17 @@ class SweepTrial:
         return _joined(tables, rows)
 
     def has_evaluations(self) -> bool:
-        """Whether each of its runs has been evaluated, after however many steps."""
+        """Returns whether each of its runs has been evaluated, after any number of steps."""
         score = self.score()
         return score is not None and all(len(steps) > 0 for steps, _ in self._tables(score))
 
     def has_all_steps(self) -> bool:
-        """Whether each of its runs has been evaluated after all of its steps."""
+        """Returns whether each of its runs has been evaluated after all of its steps."""
         end = self.total_steps
         return end is not None and bool((self.evaluated().steps >= end).any())
 
     def is_beyond(self, seed: int | None) -> bool:
-        """Whether somebody has trained a run for longer, so that it refuses the sweep's steps."""
+        """Returns whether a run was trained for longer, so that it refuses the sweep's steps."""
         run = RunDirectory(self.run_dir(seed))
         score = Score.of(run.config()) if run.exists else None
         if score is None or score.end is None or self.total_steps is None:
@@ -144,7 +144,7 @@ class SweepTrial:
         return score.end > self.total_steps and bool((steps >= self.total_steps).any())
 
     def _tables(self, score: Score) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the steps and the figures of each run, as far as they count."""
+        """Returns the steps and the figures of each run, up to `total_steps`."""
         tables = [score.read(self.run_dir(seed)) for seed in self.seeds]
         if self.total_steps is None:
             return tables
@@ -166,7 +166,7 @@ def _joined(
 
     Args:
       tables: steps and figures of each run.
-      rows: those of each run to join, of all equally many; equal neighbours count once.
+      rows: indices of the rows to join, equally many for each run; duplicates count once.
     """
     chosen = list(dict.fromkeys(zip(*rows, strict=True)))  # [evaluations][seeds]
     own = np.array(chosen, np.int64).reshape(-1, len(rows)).T  # [seeds, evaluations]
