@@ -65,7 +65,7 @@ def making_folder(path: Path) -> Iterator[Path]:
     new.mkdir(parents=True, exist_ok=True)
     lock = os.open(new, os.O_RDONLY)
     try:
-        if not _is_taken(lock, new):
+        if not _lock_folder(lock, new):
             raise UsageError(
                 f"expected a new folder, got {path}, which another process is creating; wait for "
                 "it, or choose another name"
@@ -86,7 +86,7 @@ def making_folder(path: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _is_taken(lock: int, folder: Path) -> bool:
+def _lock_folder(lock: int, folder: Path) -> bool:
     """Takes the lock of a folder; returns False if another process has it or the folder is gone."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
