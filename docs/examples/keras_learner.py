@@ -13,11 +13,11 @@ class Config(learners.KerasConfig):
     """Tell two rings apart with a small network."""
 
     units: int = 32
-    """Of the hidden layer."""
+    """Units of the hidden layer."""
     learning_rate: float = 1e-2
-    """Of Adam."""
+    """Learning rate of Adam."""
     seed: int = 1
-    """Of the weights and of the order of the examples."""
+    """Seed of the weights and of the order of the examples."""
 
 
 def model_fn(config: Config) -> tf.keras.Model:

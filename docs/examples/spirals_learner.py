@@ -17,13 +17,13 @@ class Config:
     steps: int = 2000
     """Steps of the run."""
     global_batch_size: int = 128
-    """Examples of a step, over all replicas."""
+    """Examples per step, over all replicas."""
     learning_rate: float = 3e-3
-    """Of Adam."""
+    """Learning rate of Adam."""
     layers: tuple[int, ...] = (64, 64)
     """Hidden layers of the network."""
     seed: int = 1
-    """Of the weights and of the order of the examples."""
+    """Seed of the weights and of the order of the examples."""
 
 
 def make_learner(replicator: rr.Replicator, config: Config) -> learners.Learner:

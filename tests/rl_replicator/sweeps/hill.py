@@ -17,10 +17,10 @@ NAME = "tests.rl_replicator.sweeps.hill:hill"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of the hill."""
+    """Shape of the hill."""
 
     height: int = 3
-    """Of its top."""
+    """Height of the top."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class HillOptions:
     """How far the climb is from the top."""
 
     run_dir: Path | None = None
-    """Where to."""
+    """Run directory."""
     place: float = 0.5
     """Where the climb ends; 0.25 is the top. Below 0 it fails, unless the sweep has a file
     `place_is_there`."""
@@ -39,7 +39,7 @@ class HillOptions:
     seed: int = 1
     """Added to the height."""
     shape: Shape = Shape()
-    """Of the hill."""
+    """Shape of the hill."""
     env_timeout: float = 300.0
     """Has no effect."""
     evaluations: int = 4
