@@ -1,6 +1,7 @@
 """Reads a Minari dataset, from this project or elsewhere, as episodes that fit an environment."""
 
 import contextlib
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -227,7 +228,8 @@ def _compare_arguments(name: str, data: Any, task: Task) -> None:
 
     if data.env_spec is None or not task.name.startswith("gym:"):
         return
-    usual = gymnasium.spec(data.env_spec.id).kwargs
+    spec = gymnasium.spec(data.env_spec.id)
+    usual = {**_defaults(spec.entry_point), **spec.kwargs}
     for argument, value in data.env_spec.kwargs.items():
         # The dataset stores it as JSON, where tuples are lists.
         is_usual = json.dumps(value, default=str) == json.dumps(usual.get(argument), default=str)
@@ -237,6 +239,15 @@ def _compare_arguments(name: str, data: Any, task: Task) -> None:
                 f"gym:{data.env_spec.id} with {argument}={value!r}, another environment; give a "
                 "factory that makes it as --env"
             )
+
+
+def _defaults(entry_point: Any) -> dict[str, Any]:
+    """Returns the default arguments of what makes a Gymnasium environment, a function or a name."""
+    from gymnasium.envs.registration import load_env_creator
+
+    make = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(make).parameters.values() if callable(make) else ()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
 
 
 def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:

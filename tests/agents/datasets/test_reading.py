@@ -176,6 +176,7 @@ def test_other_peoples_episodes_of_another_environment(env, wrap, message, pendu
             "those of gym:Pendulum-v1 in ClipReward, which has different rewards",
         ),
         ({"kwargs": {"render_mode": "rgb_array"}}, None),
+        ({"kwargs": {"g": 10.0}}, None),  # The default.
     ],
 )
 def test_other_peoples_episodes_of_a_changed_environment(change, got, pendulum, monkeypatch):
