@@ -416,12 +416,12 @@ def _check_can_restart(options: RunOptions) -> None:
     """Refuses a job that would begin a new run whenever its supervisor restarts it.
 
     Checked before the replicator is made: asynchronous workers, which never open the run, thus end
-    with the same error as their chief.
+    with the same error as their chief. A job of one process may have any replicas.
     """
-    if options.run_dir is None and _is_job(options):
+    if options.run_dir is None and (_is_job(options) or os.environ.get("TF_CONFIG")):
         raise ConfigError(
-            f"expected --run-dir with --replicas {options.replicas}, got none; name a directory "
-            "that all processes of the job share, where it continues after a restart"
+            f"expected --run-dir with --replicas {options.replicas} in a job, got none; name a "
+            "directory that all processes of the job share, where it continues after a restart"
         )
 
 

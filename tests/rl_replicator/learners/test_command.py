@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import errno
+import json
 import os
 import shutil
 import signal
@@ -163,8 +164,17 @@ def test_a_job_is_continued_by_its_own_command(tmp_path, monkeypatch, capsys):
 )
 def test_a_job_that_could_not_continue_after_a_restart_is_refused(tmp_path, monkeypatch, replicas):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"expected --run-dir with --replicas {replicas}, got"):
+    expected = f"expected --run-dir with --replicas {replicas} in a job, got none"
+    with pytest.raises(UsageError, match=expected):
         train(f"{__name__}:make_regression", replicas=replicas)
+    assert not any(tmp_path.iterdir())
+
+
+def test_so_is_a_job_of_one_process_with_other_replicas(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["127.0.0.1:1"]}}))
+    with pytest.raises(UsageError, match="expected --run-dir with --replicas 1 in a job, got none"):
+        train(f"{__name__}:make_regression", replicas="1", steps=2)
     assert not any(tmp_path.iterdir())
 
 
