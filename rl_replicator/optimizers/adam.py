@@ -85,7 +85,7 @@ def _apply_rows(
     beta2: tf.Tensor,
     epsilon: tf.Tensor,
 ) -> None:
-    """Does what the kernel does, to the rows of a sparse update alone."""
+    """Computes the same as the kernel, only for the rows of a sparse update."""
     # Each row is written, so it may occur only once. Not `tf.size`, which XLA cannot compare with
     # the size of the sum.
     rows, places = tf.unique(update.indices)  # [R], [N]

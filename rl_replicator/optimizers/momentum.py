@@ -15,7 +15,7 @@ Decayed = Callable[[Sequence[tf.Variable]], Sequence[bool]]
 
 
 class _Scheduled(snt.Optimizer):
-    """What the optimizers of this module have in common: all but their slots and their formula."""
+    """Base of this module's optimizers, which add their slots and their formula."""
 
     def __init__(
         self,

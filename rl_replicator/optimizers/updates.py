@@ -34,7 +34,7 @@ def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
 
 
 def merge_rows(update: Any) -> Any:
-    """Sums the rows of a `tf.IndexedSlices` that have one index; returns other updates as is.
+    """Sums the rows of a `tf.IndexedSlices` that have the same index; returns other updates as is.
 
     One row of each index holds the sum, and any others are zeros, so further merges change nothing.
     All replicas get the same bits from the same rows, also on GPUs.
@@ -49,7 +49,7 @@ def merge_rows(update: Any) -> Any:
 
 
 def is_on_gpu(update: tf.IndexedSlices) -> bool:
-    """Whether the graph that is traced puts these rows on a GPU by name, as replicas' graphs do."""
+    """Whether the current graph places these rows on a GPU by name, as replicas' graphs do."""
     return tf.DeviceSpec.from_string(update.values.device or "").device_type == "GPU"
 
 
@@ -77,8 +77,8 @@ def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 def _summed_in_order(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums rows by index, in the same order each time.
 
-    TensorFlow's sums of segments on GPUs add rows in the order in which threads come to them, and
-    copies of a variable that should be equal then differ in their last bits.
+    On GPUs, TensorFlow's segment sums add rows in the order in which threads reach them, so copies
+    of a variable that should be equal would differ in their last bits.
 
     Args:
       values: rows, [N, ...].

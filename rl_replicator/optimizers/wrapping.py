@@ -17,41 +17,41 @@ from rl_replicator.optimizers import gradients, slots
 from rl_replicator.optimizers import updates as updates_lib
 from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 
-# Their optimizers have no Python control flow that depends on tensors, so the step is traced faster
-# without AutoGraph. One of a user's own is converted as the rest of the step is.
+# The optimizers of these packages have no Python control flow that depends on tensors, so the step
+# is traced faster without AutoGraph. A user's own optimizer is converted like the rest of the step.
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
-# What makes a Keras optimizer clip gradients by itself.
+# Arguments that make a Keras optimizer clip gradients itself.
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
-# The parameters, in order, whose slots a Sonnet optimizer has.
+# The parameters for which a Sonnet optimizer has slots, in order.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-# What each replica of a step has read of an optimizer's loss scale. Weak, because it refers to its
-# step's graph. No attribute, in which `tf.Module` would look for variables.
+# The loss scale of an optimizer, as each replica of a step has read it. Weak, because it refers to
+# the step's graph. Not an attribute, in which `tf.Module` would look for variables.
 _SCALES: "weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[call_log.CallLog, Any]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 class Wrapped:
-    """Mixed in before the class of an optimizer; what they all have in common."""
+    """Mixed in before the class of an optimizer; the base of all wrapped optimizers."""
 
     options: Options
     guard: LossScaleGuard | None
     _scales_losses = False  # Whether `scale_loss` was ever called.
 
-    if TYPE_CHECKING:  # The rest is in the optimizer's own class.
+    if TYPE_CHECKING:  # Other attributes are those of the optimizer's own class.
 
         def __getattr__(self, name: str) -> Any: ...
 
     @property
     def num_skipped(self) -> tf.Tensor:
-        """Steps skipped because a gradient was not finite, an int64 scalar; in a step, or out."""
+        """Steps skipped because a gradient was not finite, an int64 scalar; inside steps, too."""
         return (
             tf.constant(0, tf.int64) if self.guard is None else tf.identity(self.guard.num_skipped)
         )
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """By what `scale_loss` multiplies, a float32 scalar that only the end of a step changes."""
+        """Factor of `scale_loss`, a float32 scalar that changes only at the end of a step."""
         if self.guard is not None and self.guard.scale is not None:
             return tf.identity(self.guard.scale)
         return tf.constant(float(self.options.loss_scale or 1.0), tf.float32)
@@ -59,8 +59,8 @@ class Wrapped:
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiplies the loss by the loss scale; `apply` divides the gradients by it.
 
-        All losses of a step have one scale: what an `apply` changes counts from the next step on.
-        A `tf.function` may call this, and serve several steps.
+        All losses of a step have the same scale: a change by `apply` takes effect in the next step.
+        A `tf.function` that several steps share may call this.
 
         Args:
           loss: scalar in any dtype but float16, whose largest number is smaller than usual scales.
@@ -84,8 +84,8 @@ class Wrapped:
     def _scale_of_step(self) -> tf.Tensor:
         """Returns the loss scale of this replica, which its step reads once.
 
-        Asynchronous workers change it at any time. A `tf.function` that the step calls has a read
-        of its own, because other steps may call it too.
+        Asynchronous workers change it at any time. A `tf.function` that the step calls reads it
+        separately, because other steps may call it too.
         """
         graph, log = call_log.step_graph(), call_log.enclosing()
         if graph is None or log is None or call_log.is_in_function():
@@ -99,12 +99,13 @@ class Wrapped:
             return scales[replica]
 
     def report_skipped(self) -> int:
-        """Outside of steps: warns of the steps that were skipped since the last report.
+        """Outside of steps: warns of steps that were skipped since the last report.
 
-        `num_skipped` is part of checkpoints; after a restore, `note_reported` leaves its steps out.
+        `num_skipped` is part of checkpoints; call `note_reported` after a restore, so that earlier
+        steps are not reported again.
 
         Returns:
-          How many these are.
+          Their number.
         """
         before = getattr(self, "_num_reported", 0)
         count = self.note_reported()
@@ -116,10 +117,10 @@ class Wrapped:
         return new
 
     def note_reported(self) -> int:
-        """Outside of steps: takes the steps that were skipped so far for reported.
+        """Outside of steps: marks the steps that were skipped so far as reported.
 
         Returns:
-          How many these are.
+          Their number.
         """
         self._num_reported = int(self.num_skipped)
         return self._num_reported
@@ -144,7 +145,7 @@ class Wrapped:
         options = self.options
         enclosing = call_log.enclosing()
         if options.skips and call_log.is_in_function():
-            # Another step that calls it has statistics and an end of its own.
+            # Another step that calls it has its own statistics and its own end.
             raise errors.ConfigError(
                 "expected optimizer.apply with skip_nonfinite or a dynamic loss scale outside of "
                 "nested tf.functions, which keep the trace of their first step, found it in one; "
@@ -152,7 +153,7 @@ class Wrapped:
             )
         if enclosing is not None:
             enclosing.reductions.add(options.reduction)
-        build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
+        build(self, parameters)  # Slots must not be created inside tf.cond, or in one replica.
         if options.reduction == "none":
             updates = gradients.widen(updates)
         else:
@@ -178,10 +179,10 @@ class Wrapped:
         if self.guard is None:
             apply(updates)
             return
-        # Of what is applied: clipping an infinite norm and narrowing to float16 can overflow, too.
+        # Checked last: clipping an infinite norm and narrowing to float16 can overflow, too.
         finite = gradients.all_finite(updates)
 
-        def apply_all() -> None:  # Whatever an optimizer of a user's own returns.
+        def apply_all() -> None:  # Returns None even if a user's own optimizer returns something.
             apply(updates)
 
         tf.cond(finite, apply_all, lambda: None)
@@ -194,7 +195,7 @@ class Wrapped:
 
 
 def _merged(update: Any, optimizer_clips: bool) -> Any:
-    """Sums the rows of one index where an optimizer would not do it as other updates need it.
+    """Sums the rows of each index if the optimizer's own sum would be wrong, or differ by replica.
 
     Keras clips rows before it sums them: the clipped gradient would depend on how often a row
     occurs. On GPUs, optimizers add rows in another order on each replica.
@@ -226,14 +227,14 @@ class _Keras(Wrapped):
         skip_gradients_aggregation: bool = False,
         experimental_aggregate_gradients: bool = True,
     ) -> tf.Tensor:
-        """Applies pairs of gradient and variable. Keras itself never reduces them here.
+        """Applies pairs of gradient and variable. Keras itself never reduces the gradients here.
 
         Args:
           grads_and_vars: the pairs.
           name: see Keras.
-          skip_gradients_aggregation: whether the step itself has reduced the gradients, which
-            `wrap_optimizer` must know.
-          experimental_aggregate_gradients: the opposite, as Keras' older optimizers have it.
+          skip_gradients_aggregation: whether the step itself has reduced the gradients; requires
+            `reduction="none"` in `wrap_optimizer`.
+          experimental_aggregate_gradients: the opposite; an argument of Keras' older optimizers.
 
         Returns:
           The optimizer's number of steps so far, an int64 scalar.
@@ -296,7 +297,7 @@ class _NewKeras(_Keras):
         return self._distributed_apply_gradients_fn(_ReplicaLocal(), grads_and_vars)
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        # That of Keras's base class, which knows no strategy.
+        # The method of Keras' base class, which uses no strategy.
         super(tf.keras.optimizers.Optimizer, self)._apply_weight_decay(variables)  # type: ignore[misc]
 
 
@@ -318,10 +319,10 @@ class _LegacyKeras(_Keras):
 
 
 def wrap(optimizer: Any, options: Options) -> Any:
-    """See `Replicator.wrap_optimizer`. In the replicator's scope.
+    """See `Replicator.wrap_optimizer`. Must be called in the replicator's scope.
 
-    The object's class becomes a subclass of what it was: so it keeps its attributes and its place
-    in checkpoints, whatever the number of replicas.
+    The object's class is replaced by a subclass: so it keeps its attributes and its place in
+    checkpoints, whatever the number of replicas.
     """
     if isinstance(optimizer, Wrapped):
         raise errors.ConfigError(
@@ -334,7 +335,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
             'the inner one with loss_scale="dynamic"'
         )
     if isinstance(optimizer, tf.keras.optimizers.Nadam):
-        # Its count of steps is an integer, which grows while it is traced and never after.
+        # It counts steps in a Python integer, which changes only while the step is traced.
         raise errors.ConfigError(
             "expected an optimizer whose state is in variables, got tf.keras.optimizers.Nadam, "
             "which keeps Python state between traces; use Adam"
@@ -343,7 +344,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
         mixin: type = _Sonnet
     elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
         mixin = _NewKeras
-        optimizer.jit_compile = False  # Or it compiles every update by itself.
+        optimizer.jit_compile = False  # Otherwise it compiles every update separately.
         optimizer._distribution_strategy = _ReplicaLocal()
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         mixin = _LegacyKeras
@@ -363,7 +364,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
     optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
     optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
     if mixin is _LegacyKeras and optimizer.guard is not None:
-        optimizer._track_trackable(optimizer.guard, "guard")  # The others see it by themselves.
+        optimizer._track_trackable(optimizer.guard, "guard")  # The others track it automatically.
     return optimizer
 
 
@@ -402,7 +403,7 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
 
 @contextlib.contextmanager
 def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
-    """Explains the error of Keras for a parameter that the strategy in scope has not created.
+    """Explains Keras' error for a parameter that was not created by the strategy in scope.
 
     The step would be refused for such a parameter, but only after its slots have been created.
     """
@@ -418,9 +419,9 @@ def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
 
 
 def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
-    """Raises an error for parameters other than those whose slots a Sonnet optimizer has.
+    """Raises an error for parameters other than those for which a Sonnet optimizer has slots.
 
-    It creates slots once, and takes them by position: those of one list would be used for another.
+    It creates slots once, and finds them by position: it would use the slots of other parameters.
     """
     given = tuple(parameter.ref() for parameter in parameters)
     if _PARAMETERS.setdefault(optimizer, given) != given:
@@ -436,8 +437,9 @@ def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
 def support(strategy_class: type) -> None:
     """Lets Sonnet's optimizers work under strategies of this class; called by its replicator.
 
-    Sonnet refuses all but its own, because its updates are local to a replica: under a replicator
-    gradients are reduced before them and variables are local, whatever the strategy.
+    Sonnet refuses all strategies but its own, because its updates are local to a replica. Under a
+    replicator, gradients are reduced before the updates and variables are local, whatever the
+    strategy.
     """
     known = snt_utils._SUPPORTED_STRATEGIES
     if not issubclass(strategy_class, known):

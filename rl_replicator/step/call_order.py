@@ -12,11 +12,11 @@ from typing import Any
 
 from rl_replicator import errors
 
-# One call that runs and one that is ready to: more would only make the outputs older.
+# One call that runs and one that is ready: more would only delay the outputs.
 _CAPACITY = 2
-# Long enough for a step to find its cancellation, or to compute to its end.
+# Long enough for a step to notice its cancellation, or to finish.
 _EXIT_SECONDS = 10.0
-# After these, a wait for a step of another thread is named.
+# A longer wait for another thread's step is logged.
 _NOTICE_SECONDS = 30.0
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class CallOrder:
         """Waits for all earlier calls, and makes later ones wait. Re-entrant.
 
         Args:
-          waiting: is logged if it waits for long.
+          waiting: text to log if it waits for long.
         """
         if self._owner == threading.get_ident():
             yield
@@ -53,9 +53,9 @@ class CallOrder:
     def paused(self) -> Iterator[None]:
         """Context without calls in the background; waits for those that began earlier. Re-entrant.
 
-        Where none ever began, it does not wait for the direct calls of other threads: these may
-        wait for data, and what needs no step, such as a counter's checkpoint, must not wait, too.
-        What does need whole steps takes a `turn`.
+        If no call was ever made in the background, it does not wait for the direct calls of other
+        threads: these may wait for data, and code that is independent of the steps, such as a
+        counter's checkpoint, must not wait with them. Code that needs whole steps takes a `turn`.
         """
         thread = threading.get_ident()
         with self._changed:
@@ -80,10 +80,10 @@ class CallOrder:
 
         Args:
           function: called in its turn.
-          cancel: makes `function` end early; called if the program exits meanwhile.
+          cancel: makes `function` end early; called if the program exits while it runs.
 
         Returns:
-          A future of what `function` returns or raises.
+          A future of the result or exception of `function`.
 
         Raises:
           ConfigError: if it is called in `function` of another such call: a wait for the future
@@ -101,7 +101,7 @@ class CallOrder:
             return background.submit(function, cancel, lambda: self._turn_of(ticket))
 
     def _thread(self) -> "_Background":
-        """Returns what runs calls in the background; starts it when no other thread pauses it."""
+        """Returns the background thread; starts it as soon as no other thread is in `paused`."""
         with self._changed:
             thread = threading.get_ident()
             self._changed.wait_for(lambda: not self._pausing or thread in self._pausing)
@@ -128,7 +128,7 @@ class CallOrder:
                 self._changed.wait_for(is_next)
                 self._owner = threading.get_ident()
             yield
-        finally:  # Also if Ctrl-C ends the wait.
+        finally:  # Even if Ctrl-C ends the wait.
             with self._changed:
                 if self._tickets[0] is ticket:
                     self._owner = None
@@ -139,8 +139,8 @@ class CallOrder:
 class _Background:
     """A daemon thread for the calls of one `CallOrder`.
 
-    A daemon, because a call may wait for data that never comes: a thread of an executor would keep
-    the interpreter from exiting.
+    It is a daemon because a call may wait for data that never arrives: a thread of an executor
+    would prevent the interpreter from exiting.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class _Background:
         self._thread.start()
 
     def is_in_function(self) -> bool:
-        """Whether a call's function calls this; its future's callbacks do not count."""
+        """Whether the caller is a call's function; callbacks of its future do not count."""
         return self._is_calling and threading.current_thread() is self._thread
 
     def submit(
@@ -169,7 +169,7 @@ class _Background:
         return future
 
     def stop(self) -> None:
-        """Ends the thread: cancels the call that runs, and drops those that wait for it.
+        """Ends the thread: cancels the running call, and drops the waiting ones.
 
         The thread must not be inside TensorFlow while the interpreter is finalized.
         """
@@ -186,7 +186,7 @@ class _Background:
             if task is None:
                 return
             self._run(*task)
-            del task  # Or it would keep the step and its variables until the next call.
+            del task  # Otherwise its step and variables would stay alive until the next call.
 
     def _run(
         self,

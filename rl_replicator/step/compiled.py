@@ -32,7 +32,7 @@ from rl_replicator.step import results as results_lib
 _Function: TypeAlias = tf.types.experimental.ConcreteFunction
 
 
-# Primes far from small numbers: the seeds of processes, replicas and neighbouring runs differ.
+# A large prime, so that the seeds of processes, replicas and runs with similar seeds differ.
 _SEED_STRIDE = 1_299_709
 _REPLICA_STRIDE = 15_485_863
 
@@ -79,17 +79,17 @@ class ReplicatedStep:
         """Takes the step (or `steps_per_call` of them), after all calls made before.
 
         Returns:
-          What `step_fn` returned, with tensors for leaves: plain ones on a single replica,
-          `PerReplica` ones on several. With `steps_per_call=K` every tensor has a leading axis
-          [K], in the order of the steps. If the data ends after k of the K steps, 0 < k < K, the
-          axis is [k], and the next call raises `EndOfData`.
+          The nest that `step_fn` returned. Its leaves are tensors on a single replica, and
+          `PerReplica` on several. With `steps_per_call=K` every tensor has a leading axis [K], in
+          the order of the steps. If the data ends after k of the K steps, 0 < k < K, the axis is
+          [k], and the next call raises `EndOfData`.
 
         Raises:
-          StepCancelled: if `cancel` was called. The variables hold the last whole step before;
+          StepCancelled: if `cancel` was called. The variables are those after the last whole step;
             with `steps_per_call`, the error has the outputs of the steps that this call had taken.
           EndOfData: if the data ends before the first step of the call.
-          ConfigError: if an output has different shapes in the steps of the call, which are taken;
-            or inside of another step or a `tf.function`.
+          ConfigError: if an output has different shapes in the steps of the call (the steps have
+            then been taken); or if called inside of another step or a `tf.function`.
         """
         if not tf.executing_eagerly():
             raise errors.ConfigError(
@@ -100,7 +100,7 @@ class ReplicatedStep:
             return self._call()
 
     def _call(self) -> Any:
-        """Does what `__call__` says, in its turn."""
+        """Takes the step, or `steps_per_call` of them; see `__call__`."""
         self._inputs.start()
         try:
             head, *flat = self._compiled(*self._inputs.arguments)
@@ -137,10 +137,10 @@ class ReplicatedStep:
         return self._host.registry.assigned_by(self._traced)
 
     def cancel(self) -> None:
-        """Ends a call that waits for input, or the next one. Callable from any thread.
+        """Ends the call that waits for input, or else the next call. Callable from any thread.
 
         One `cancel` makes one call raise `StepCancelled`: the call that is waiting, or the first
-        that needs a row beyond those that are ready. Later calls work again. Of steps that share
+        that needs a row beyond those that are ready. Later calls work again. If several steps share
         their inputs, only one call raises.
         """
         self._inputs.cancel()
@@ -162,8 +162,8 @@ class ReplicatedStep:
 
     def _trace_step(self) -> _Function:
         """Traces a single step, from a row's tensors to the outputs of all replicas."""
-        # The graph reads the statistics of every model, so it needs them although the model may
-        # be one that nobody else uses any more.
+        # The graph reads the statistics of every model, so they must stay alive even if nothing
+        # else refers to the model.
         self._statistics = statistics.among(self._host.registry.created())
         one_step = tf.function(
             self._one_step, autograph=False, jit_compile=self.jit_compile
@@ -234,8 +234,8 @@ class ReplicatedStep:
                 run = snt.distribute.create_variables_eagerly(self._host.run)
                 results = run(replica)
             except Exception as error:
-                # A difference says more than what TensorFlow makes of it. But after an error of the
-                # step itself, the other replicas have not made their calls.
+                # A difference between replicas explains more than TensorFlow's own error. But after
+                # an error in the step itself, the other replicas have not made their calls.
                 is_own = any(error is known for known in raised)
                 (calls.check_begun if is_own else calls.check)(len(parts))
                 raise
@@ -249,7 +249,7 @@ class ReplicatedStep:
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[call_log.CallLog]:
-        """Records the step that is traced inside, and watches what it does.
+        """Records the step that is traced inside, and checks it.
 
         Yields:
           The record of its collectives.
@@ -268,7 +268,7 @@ class ReplicatedStep:
             scaled_losses.check(calls)
 
     def _replica_step(self, element: Any) -> Any:
-        """Traced on a replica: `step_fn`, and what follows from it at the end of the step."""
+        """Traced on a replica: `step_fn`, and the updates that are due at the end of the step."""
         with statistics.snapshot(self._host.registry.created()):
             results = leaves.as_tensors(self._converted(element), "from step_fn")
             batch_norm.average_declared(self._host.registry.created())
@@ -321,7 +321,7 @@ class ReplicatedStep:
         Args:
           one_step: the result of `_trace_step`.
           arguments: those of the inputs.
-          count: greatest possible number of steps.
+          count: maximum number of steps.
           most: int32 scalar, at most `count`.
 
         Returns:
@@ -368,7 +368,7 @@ class ReplicatedStep:
 
 
 def _whole(steps_per_call: int) -> int:
-    """Returns the number as Python's own; it may be NumPy's. Raises `ConfigError` below 1."""
+    """Returns the number, perhaps of NumPy, as a Python int. Raises `ConfigError` below 1."""
     try:
         number = operator.index(steps_per_call)
     except TypeError:
@@ -382,7 +382,7 @@ def _whole(steps_per_call: int) -> int:
 
 
 def _seed_replicas(host: host_lib.Host) -> None:
-    """Gives the random operations of the current graph a seed of the replica that makes them.
+    """Makes the seeds of random operations in the current graph depend on their replica.
 
     TensorFlow seeds an operation with the seed of `tf.random.set_seed` and its place in its graph.
     The latter is the same for the replicas of different processes, and for those of one process in
@@ -402,7 +402,7 @@ def _seed_replicas(host: host_lib.Host) -> None:
         of_replica = int(index) % host.num_local_replicas * _REPLICA_STRIDE
         return (common + of_process + of_replica) % 2**31
 
-    # The replicas of a process are traced in turn, in threads of their own, into the same graph.
+    # The replicas of a process are traced in turn, each in its own thread, into the same graph.
     graph.__class__ = type(kind.__name__, (kind,), {"seed": property(seed, kind.seed.fset)})
 
 

@@ -27,10 +27,10 @@ def assigned_from_local_data(
 ) -> list[tf.Tensor]:
     """Follows the data through the graph of a step, from the rows to the variables.
 
-    A value that depends on the rows of some replicas only is different on the others. What was
-    reduced depends on those of all. Nothing is known of random operations and of callable inputs,
-    so this does not find every such variable; and a value may be equal on all replicas although it
-    was computed from local data, such as the size of a batch.
+    A value that depends only on the rows of some replicas differs on the others. A reduced value
+    depends on the rows of all. Random operations and callable inputs cannot be followed, so this
+    does not find every such variable; and a value may be equal on all replicas although it was
+    computed from local data, such as the size of a batch.
 
     Args:
       function: one step of all replicas of this process.
@@ -59,7 +59,7 @@ def assigned_from_local_data(
 
 
 class _Flow:
-    """The way of data through nodes, and through the functions that they call."""
+    """Follows data through nodes, and through the functions that they call."""
 
     def __init__(self, library: Mapping[str, Any]):
         self._library = library
@@ -70,7 +70,7 @@ class _Flow:
         Args:
           nodes: the nodes in the order in which they were made, so that inputs come first.
           environment: values by node name, arguments included.
-          control: mask of what decides whether the nodes run.
+          control: mask of the data that decides whether the nodes run.
         """
         for node in nodes:
             if node.name not in environment:
@@ -80,7 +80,7 @@ class _Flow:
     def _value(self, node: Any, inputs: list[_Value], control: int) -> _Value:
         if node.op == "Identity":
             return inputs[0]
-        if node.op == "IdentityN":  # Of `tf.custom_gradient`: the results, and the arguments too.
+        if node.op == "IdentityN":  # From `tf.custom_gradient`: both its results and arguments.
             return inputs
         if node.op.startswith(("Collective", "NcclAllReduce")):
             return 0
@@ -105,7 +105,7 @@ class _Flow:
             for name in functions:
                 function = self._library.get(name)
                 if function is None or len(function.signature.input_arg) != len(inputs):
-                    # Of a dataset, for example, whose elements are arguments too.
+                    # For example, a dataset's function, whose arguments include the elements.
                     return _mask(inputs) | control
                 values = self._run(function, inputs, control)
                 result |= _mask(values)
@@ -146,7 +146,7 @@ def _mask(values: Iterable[_Value]) -> int:
 
 
 def _assigns_data(op: str) -> bool:
-    """Whether an operation on a variable gives it a value that is made from data."""
-    # A generator goes on by the number of values that it has drawn, which follows from the size of
-    # a batch and is the same on all replicas.
+    """Whether an operation on a variable assigns a value that is computed from data."""
+    # A generator's state advances by the number of values drawn, which follows from the size of a
+    # batch and is the same on all replicas.
     return assignments.assigns(op) and not op.startswith(("Rng", "Stateful"))

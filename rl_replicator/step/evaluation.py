@@ -31,9 +31,9 @@ class EvaluationStep:
         self._inputs = inputs
 
     def __call__(self) -> Any:
-        """Goes through the data once, from its beginning, also after an interrupted evaluation.
+        """Goes through the data once, from its beginning, even after an interrupted evaluation.
 
-        If an asynchronous worker is lost meanwhile, all begins again once it is back.
+        If an asynchronous worker is lost meanwhile, the evaluation starts over once it is back.
 
         Returns:
           The nest that `sums_fn` returns, of NumPy arrays, float64 and int64: the sums over all
@@ -54,7 +54,7 @@ class EvaluationStep:
 
     def _pass(self) -> tuple[int, Any]:
         """Returns the number of steps that had data, and the sums of what they returned."""
-        self._host.synchronize()  # Steps of an interrupted evaluation may still run.
+        self._host.synchronize()  # Steps of an interrupted evaluation may still be running.
         self._inputs.restart()
         num_steps = 0
         totals: list[Any] = []
@@ -90,7 +90,7 @@ def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> An
       context: its argument.
 
     Raises:
-      ConfigError: if it is a dataset that is known to be endless, as that of training often is.
+      ConfigError: if it is a dataset that is known to be endless, as training data often is.
     """
     data: Any = input_fn(context)
     if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -104,13 +104,13 @@ def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> An
 
 @tf.autograph.experimental.do_not_convert
 def checked(sums: Any) -> Any:
-    """Returns the sums over a batch, once they are known to be real.
+    """Returns the sums over a batch, after checking that they are real numbers.
 
     Args:
       sums: a nest of tensors and None.
 
     Raises:
-      ConfigError: if one is complex, or no tensor at all.
+      ConfigError: if one is complex, or not a tensor.
     """
     sums = leaves.as_tensors(sums, "from sums_fn")
     for x in tf.nest.flatten(sums):

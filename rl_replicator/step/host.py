@@ -1,4 +1,4 @@
-"""What a backend gives to the steps that run on it."""
+"""The interface between a backend and the steps that run on it."""
 
 import abc
 import contextlib
@@ -24,7 +24,7 @@ class Host(abc.ABC):
 
     Attributes:
       strategy: TensorFlow's strategy inside of which variables and steps are made.
-      registry: knows the variables created in `scope`.
+      registry: records the variables created in `scope`.
       call_order: orders the calls of all steps.
     """
 
@@ -57,7 +57,7 @@ class Host(abc.ABC):
     def input_devices(self) -> tuple[str, ...]:
         """The GPU of each replica of this process, to which rows are copied ahead of the steps.
 
-        Empty if the replicas compute on the host, or if it is not known where they do.
+        Empty if the replicas compute on the host, or if their devices are unknown.
         """
         return ()
 
@@ -140,7 +140,7 @@ class Host(abc.ABC):
 
 
 class LocalHost(Host):
-    """A single replica on the devices of this process, without a strategy around the step."""
+    """A single replica on the devices of this process; the step runs without a strategy."""
 
     def __init__(self) -> None:
         super().__init__(tf.distribute.get_strategy())

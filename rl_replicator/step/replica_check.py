@@ -13,7 +13,7 @@ from rl_replicator.layers import statistics
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import tensor_groups
 
-# Differences show in the first steps, so these are checked as well: steps 1, 10 and 100.
+# Most differences appear early, so these steps are checked as well.
 _EARLY = (1, 10, 100)
 # Smaller variables of the same kind are packed: tracing the comparison took a third of the time to
 # trace a step on two replicas.
@@ -35,7 +35,7 @@ class ReplicaCheck:
 
         Args:
           host: the step's host.
-          variables: those of the step, as created: each with the copies of all local replicas.
+          variables: the variables of the step, each with the copies of all local replicas.
           num_steps_between: number of steps from one comparison to the next.
         """
         self._variables = [variable for variable in variables if _is_comparable(variable)]
@@ -53,7 +53,7 @@ class ReplicaCheck:
         self._compare = compare.get_concrete_function() if self._variables else None
 
     def count(self, num_steps: int) -> None:
-        """Counts steps that were taken, and compares the copies if it is time to.
+        """Counts steps that were taken, and compares the copies if that is due.
 
         Args:
           num_steps: number of steps of the last call; the same in all processes.
@@ -129,7 +129,7 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def is_declared(variable: tf.Variable) -> bool:
-    """Whether each replica may have a value of its own: a part of a sum, or a moving statistic."""
+    """Whether each replica may have its own value: a part of a sum, or a moving statistic."""
     return variable.aggregation == tf.VariableAggregation.SUM or statistics.averaged(variable)
 
 

@@ -17,7 +17,8 @@ from rl_replicator import errors
 from rl_replicator.collectives import call_log, collectives
 
 _COMPILED = "the loss of a compiled Keras model"
-# What divides a loss by the number of replicas, by its owner. TensorFlow has several modules `nn`.
+# Functions that divide a loss by the number of replicas: (owner, attribute, name). TensorFlow has
+# several modules `nn`.
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (losses_utils, "scale_loss_for_distribution", _COMPILED),
     *(
@@ -28,7 +29,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 )
 _MEANS = (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
 _LOCK = threading.RLock()
-# Of the replica that is being traced, within `masked_means`.
+# The argument of `masked_means`, for the replica that is being traced.
 _EXAMPLES: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
     "examples", default=None
 )
@@ -36,10 +37,10 @@ _EXAMPLES: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Notes in the logs of steps that are traced inside what divides a loss by the replicas.
+    """Records, for steps traced inside, the functions that divide a loss by the number of replicas.
 
-    Objects of `tf.keras.losses` take the mean there, as on a single device. Keras itself refuses to
-    with several replicas, because it sums their gradients.
+    Objects of `tf.keras.losses` take the mean there, as on a single device. With several replicas,
+    Keras itself refuses to, because it sums their gradients.
     """
     with _LOCK, contextlib.ExitStack() as stack:
 
@@ -69,7 +70,7 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
     def allowing(self: Any) -> str:
         log = call_log.enclosing()
         if self.reduction in _MEANS and log is not None:
-            # Those of compiled models are divided by the number of replicas afterwards.
+            # The losses of compiled models are divided by the number of replicas afterwards.
             log.has_keras_mean |= not self._allow_sum_over_batch_size
             return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
         return get_reduction(self)
@@ -81,12 +82,13 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
 def masked_means(examples: tf.Tensor) -> Iterator[None]:
     """Lets losses of Keras that have a mask divide by the valid entries of all replicas.
 
-    Keras divides by those of the replica's batch, which differ. Within this context, the mean of
-    the replicas' losses, weighted by their examples, is the loss of all their examples; 0 if none
-    of these has a valid entry.
+    Keras divides by the valid entries of the replica's batch, whose number differs. Within this
+    context, the mean of the replicas' losses, weighted by their examples, is the loss of all
+    examples; 0 if none of them has a valid entry.
 
     Args:
-      examples: float32 scalar, how many examples of the replica count; if 0, its entries do not.
+      examples: float32 scalar, number of the replica's examples that count; if 0, none of its
+        entries do.
     """
     token = _EXAMPLES.set(examples)
     try:
@@ -101,13 +103,13 @@ def _counting_all_valid(apply: Callable[..., Any]) -> Callable[..., Any]:
         examples = _EXAMPLES.get()
         if examples is None or mask is None or reduction not in _MEANS:
             return apply(losses, weights, mask, reduction)
-        # Not in the loss' own type: float16 ends at 65504.
+        # Not in the loss' own dtype: the largest float16 is 65504.
         mask = tf.cast(mask, tf.float32)
         valid = tf.reduce_sum(mask) * tf.cast(examples > 0, tf.float32)
         valid, all_examples = tf.unstack(collectives.all_sum(tf.stack([valid, examples])))
         own = tf.math.divide_no_nan(valid * examples, all_examples)
         mask *= tf.math.divide_no_nan(tf.cast(tf.size(mask), tf.float32), own)
-        # By the reduction for which Keras leaves the mask as it is.
+        # With this reduction, Keras does not change the mask.
         return apply(losses, weights, mask, tf.keras.losses.Reduction.SUM)
 
     return counting
@@ -143,8 +145,8 @@ def divided(loss: tf.Tensor) -> tf.Tensor:
 def check(log: call_log.CallLog) -> None:
     """Checks a step that has been traced.
 
-    Which gradients are those of a divided loss is not known. So a step that also sums some, or
-    reduces them itself, passes.
+    It is unknown which gradients are those of a divided loss. So a step that also sums some
+    gradients, or reduces them itself, passes.
 
     Args:
       log: the log of the step.

@@ -11,8 +11,8 @@ def same_kind(tensors: Sequence[tf.Tensor], most_elements: int) -> list[list[int
 
     Args:
       tensors: tensors of any types and shapes.
-      most_elements: larger tensors have a group of their own, which saves a copy of them; so have
-        tensors of unknown shape.
+      most_elements: each larger tensor has its own group, which saves a copy of it; so has each
+        tensor of unknown shape.
 
     Returns:
       The indices of the tensors in each group, in the order of each group's first tensor.

@@ -27,9 +27,9 @@ _LOCK = threading.RLock()
 def refused() -> Iterator[None]:
     """Makes `apply` of an optimizer that was not wrapped an error in the steps traced inside.
 
-    Without averaged gradients, replicas go their own ways (Sonnet) or add the gradients up (Keras),
-    and nothing else would say so. The same holds on a single replica, where the results would be
-    right: a step function must not depend on where it runs.
+    Without averaged gradients, replicas diverge (Sonnet) or sum the gradients (Keras), without any
+    error. Such an optimizer is also refused on a single replica, where the results would be
+    correct: a step function must not depend on where it runs.
 
     Raises:
       ConfigError: from inside the step, naming the optimizer's class.
@@ -51,7 +51,7 @@ def refused() -> Iterator[None]:
 
 
 def _family(base: type) -> Iterator[type]:
-    """Yields a class and all its subclasses, those of the user included."""
+    """Yields a class and all its subclasses, including the user's."""
     found = {base}
     pending = [base]
     while pending:

@@ -1,4 +1,4 @@
-"""Knows which variables belong to a replicator, and finds those that do not."""
+"""Records the variables that belong to a replicator, and finds others in its steps."""
 
 import contextlib
 import functools
@@ -16,8 +16,8 @@ from rl_replicator.layers import statistics
 class Registry:
     """The variables that were created inside a replicator's scope.
 
-    A variable that was made outside has one copy for all replicas: each of them would assign it,
-    and TensorFlow says nothing. So a step that touches one is refused when it is built.
+    A variable that was created outside has one copy for all replicas: each of them would assign it,
+    without an error from TensorFlow. So a step that uses one is refused when it is built.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Registry:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Records what is created inside the context."""
+        """Records the variables created inside the context."""
 
         def creator(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            # `copy.deepcopy` looks here first.
+            # `copy.deepcopy` uses this if it exists.
             variable.__deepcopy__ = functools.partial(_copy, weakref.ref(variable))
             self._created.append(weakref.ref(variable))
             for component in assignments.copies(variable):
@@ -88,7 +88,7 @@ class Registry:
         return owner is not None and owner() is not None
 
     def check(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
-        """Refuses a traced step that touches a variable from outside.
+        """Refuses a traced step that uses a variable from outside.
 
         Returns:
           The variables that it uses, a component for each replica, in the order of their use.
@@ -110,9 +110,9 @@ class Registry:
 
 
 def _copy(reference: weakref.ref, memo: dict[int, Any]) -> tf.Variable:
-    """Copies a variable as its creation would, for `copy.deepcopy` of a model in `scope()`.
+    """Copies a variable through variable creators, for `copy.deepcopy` of a model in `scope()`.
 
-    That of TensorFlow calls no variable creators, so the copy would belong to no replicator.
+    TensorFlow's own copy calls no variable creators, so it would belong to no replicator.
 
     Args:
       reference: refers to the variable.
@@ -163,7 +163,7 @@ def _has_effect(user: tf.Operation, outputs: Collection[int]) -> bool:
 
 
 def _is_token(handle: tf.Tensor) -> bool:
-    """Whether this is but a variable of TensorFlow's own that keeps collectives in order."""
+    """Whether this is only TensorFlow's internal variable that keeps collectives in order."""
     users = handle.consumers()
     return bool(users) and all(user.type.startswith("Collective") for user in users)
 
