@@ -14,12 +14,13 @@ class CallLog:
     """The collectives of one step, in the order in which each replica called them.
 
     Attributes:
-      scaled_by: names of what has divided losses of the step by the number of replicas.
+      scaled_by: names of the functions that have divided losses of the step by the number of
+        replicas.
       has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
-        batch, as Keras itself refuses to with several replicas.
+        batch, which Keras itself refuses with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
-      at_end: what each replica does at the end of its step, the keys in this order; it has no
-        effect if done again.
+      at_end: functions that each replica calls at the end of its step, in the order of the keys;
+        repeating them has no effect.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class CallLog:
             compare("replica 0", self.calls(), f"replica {replica}", self._calls.get(replica, []))
 
     def check_begun(self, num_replicas: int) -> None:
-        """As `check`, of a step that did not come to its end on all replicas.
+        """Like `check`, for a step that was not traced to its end on all replicas.
 
         Args:
           num_replicas: number of replicas of this process.
@@ -93,7 +94,7 @@ def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> N
             )
 
 
-# Where `tf.vectorized_map` and `tape.jacobian` trace what they will do for all rows at once.
+# Name scopes in which `tf.vectorized_map` and `tape.jacobian` trace the function of one row.
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 
 _LOGS: "weakref.WeakKeyDictionary[tf.Graph, CallLog]" = weakref.WeakKeyDictionary()
@@ -121,7 +122,7 @@ def current() -> CallLog | None:
     graph = tf.compat.v1.get_default_graph()
     log = _LOGS.get(graph)
     if log is not None and _VECTORIZED.search(graph.get_name_scope()):
-        # It would be given one row of this replica and all rows of the others.
+        # The collective would combine one row of this replica with all rows of the others.
         raise errors.ConfigError(
             "expected collectives outside of tf.vectorized_map and of the body of tape.jacobian, "
             "which trace them for one row; call it outside and use the result"
@@ -150,7 +151,7 @@ def step_graph() -> tf.Graph | None:
 
 
 def is_in_function() -> bool:
-    """Whether the current graph is in a `tf.function` that a step calls; branches are none."""
+    """Whether the current graph is in a `tf.function` that a step calls; branches do not count."""
     graph, is_nested = tf.compat.v1.get_default_graph(), False
     while graph is not None and graph not in _LOGS:
         is_nested |= not getattr(graph, "is_control_flow_graph", False)

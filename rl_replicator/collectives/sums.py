@@ -215,8 +215,8 @@ def _sum_of_fixed(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 
 def _sum_of_changing(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # The shapes are equal on all replicas. But only if they, too, went through a collective do the
-    # checks of a step know that the sums do not depend on the replica.
+    # The shapes are equal on all replicas. But the checks of a step see that the sums do not depend
+    # on the replica only if the shapes, too, went through a collective.
     dimensions = tf.concat([tf.shape(x, tf.int64) for x in xs], axis=0)
     agreed = tf.cast(_sum_of_fixed([dimensions])[0] // num_replicas(), tf.int32)
     shapes = tf.split(agreed, [x.shape.rank for x in xs])
@@ -248,7 +248,7 @@ def _in_own_row(x: tf.Tensor) -> tf.Tensor:
 def _pad_rows(x: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
     rest = tf.zeros([x.shape.rank - 1, 2], tf.int64)
     padded = tf.pad(x, tf.concat([[[before, after]], rest], axis=0))
-    # TensorFlow knows no size of a padded tensor whose padding it does not know.
+    # TensorFlow infers no static shape if the padding is not static.
     padded.set_shape([None, *x.shape[1:]])
     return padded
 

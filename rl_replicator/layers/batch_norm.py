@@ -115,7 +115,7 @@ class CrossReplicaBatchNorm(snt.Module):
         self._eps = eps
         self._channels_first = _channels_first(data_format)
 
-    @tf.autograph.experimental.do_not_convert  # Its flags are no tensors; it is traced faster.
+    @tf.autograph.experimental.do_not_convert  # Its flags are not tensors; it is traced faster.
     def __call__(
         self,
         inputs: tf.Tensor,

@@ -5,8 +5,9 @@ import tensorflow as tf
 
 from rl_replicator.layers import precision
 
-# Inputs and units from which a product saves more time than the conversions around it take: in
-# bfloat16 on a processor with AMX, 256 units take as long as in float32, and 512 two thirds.
+# Minimum number of inputs and units: for smaller products, the conversions take more time than the
+# product saves. In bfloat16 on a processor with AMX, 256 units take as long as in float32, and 512
+# two thirds of the time.
 _LEAST_SIZE = 128
 
 
@@ -15,8 +16,8 @@ class Linear(snt.Linear):
 
     Parameters, inputs, outputs and gradients are float32. The product's operands and its result
     are rounded to the narrower dtype, forwards and backwards, and all else is computed in float32.
-    Layers with few inputs or units compute in float32, and so do most first and last layers, whose
-    rounding would be felt most.
+    Layers with few inputs or units compute in float32. That includes most first and last layers,
+    where rounding would have the largest effect.
     """
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:

@@ -79,7 +79,7 @@ def _has_fast_bfloat16() -> bool:
     gpus = tf.config.get_visible_devices("GPU")
     if gpus:
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-        # Those of other makers have none, which is less than any.
+        # GPUs of other vendors have no capability: () is less than any.
         return all(each.get("compute_capability", ()) >= _AMPERE for each in details)
     text = _CPU_INFO.read_text() if _CPU_INFO.is_file() else ""
     # TensorFlow's own kernels do not use these units.

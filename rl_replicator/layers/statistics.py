@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from rl_replicator.graphs import assignments
 
-# Statistics whose layer says so, by id, because variables cannot be hashed.
+# Statistics that their layers have declared, by id, because variables cannot be hashed.
 _DECLARED: "weakref.WeakValueDictionary[int, tf.Variable]" = weakref.WeakValueDictionary()
 
 
@@ -38,7 +38,7 @@ def is_declared(variable: tf.Variable) -> bool:
 
 
 def averaged(variable: tf.Variable) -> bool:
-    """Whether the maker of a variable wants the mean over the replicas: a moving statistic."""
+    """Whether a variable was created to be averaged over replicas: a moving statistic."""
     return (
         variable.aggregation == tf.VariableAggregation.MEAN
         and not variable.trainable
@@ -68,10 +68,10 @@ def snapshot(variables: Iterable[tf.Variable]) -> Iterator[None]:
 
 
 def restore_unless(finite: tf.Tensor) -> None:
-    """Gives the statistics that the step has updated so far their values from before the step.
+    """Resets the statistics that the step has updated so far to their values before the step.
 
     Batch norm updates them in the forward pass, before it is known whether the gradients are
-    finite: one NaN in a moving average stays there for good.
+    finite, and a NaN in a moving average would stay there forever.
 
     Args:
       finite: bool scalar; nothing changes if it is true.
@@ -85,10 +85,10 @@ def restore_unless(finite: tf.Tensor) -> None:
 
 
 def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """The variables that the step assigns, in the same order.
+    """Returns the variables that the step assigns, in the same order.
 
-    Also in the graphs around this one: a branch of `tf.cond` is a graph of its own, and what the
-    step did before it is in another.
+    This includes assignments in the graphs around the current one: a branch of `tf.cond` is a graph
+    of its own, and the step's earlier operations are in another.
 
     Args:
       variables: the variables as they were created, each with the copies of all replicas.

@@ -1,4 +1,4 @@
-"""Where a replicated step takes its data from: one element for every replica in every step."""
+"""The inputs of a replicated step: one element for every replica in every step."""
 
 from rl_replicator.step.inputs.callables import CallableInputs, refuse_constants
 from rl_replicator.step.inputs.contract import (

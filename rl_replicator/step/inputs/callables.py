@@ -17,7 +17,7 @@ def refuse_constants(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that calls another one and checks what it returns.
 
     Args:
-      function: a callable input; called when a step is traced, and not in every step.
+      function: a callable input; called only when a step is traced, not in every step.
 
     Returns:
       The function. It raises `ConfigError` for arrays and numbers that Python has computed: they
@@ -55,7 +55,7 @@ class CallableInputs(contract.Inputs):
         with tf.init_scope(), tf.device("/cpu:0"):
             self._num_cancels = tf.Variable(0, trainable=False, name="num_cancels")
             self._end = tf.Variable(False, trainable=False, name="end")
-        self._is_closed = False  # The same, without an operation to read it.
+        self._is_closed = False  # The same as a Python value, which needs no operation to read.
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         del arguments

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
-# The status of a row: there is one, or why there is none.
+# The status of a row: it exists, or the reason why it does not.
 ELEMENT, CANCELLED, END, FAILED = range(4)
 
 
@@ -96,10 +96,10 @@ class Inputs(abc.ABC):
         """
 
     def load(self, entry: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Traced: returns the row's tensors (of `specs`), on the devices where they are.
+        """Traced: returns the row's tensors (of `specs`), on the devices that hold them.
 
         Args:
-          entry: the tensors from `take`. Each entry is loaded once at most.
+          entry: the tensors from `take`. Each entry is loaded at most once.
         """
         return entry
 
@@ -135,7 +135,7 @@ class Inputs(abc.ABC):
     def keep_unused(  # noqa: B027 - likewise
         self, status: tf.Tensor, agreed: tf.Tensor, entry: Sequence[tf.Tensor]
     ) -> None:
-        """Traced: keeps what `take` returned for the next step if another process cancels this one.
+        """Traced: keeps the result of `take` for the next step if another process cancels this one.
 
         Args:
           status: int32 scalar, from `take`.
@@ -169,7 +169,7 @@ class Inputs(abc.ABC):
         """Starts at a later row, as if those before it had been used.
 
         The data before it is read again and dropped. So with the same `input_fn` and global batch,
-        the data continues where it stopped, also on another number of replicas if its batches hold
+        the data continues where it stopped, even on another number of replicas if its batches hold
         the same examples in the same order; see `InputPart`.
 
         Args:
@@ -191,7 +191,7 @@ class Inputs(abc.ABC):
         """Prepares for a step; called before every step.
 
         Raises:
-          Exception: the one that ended the input, if it has ended.
+          Exception: if the input has ended, the error that ended it.
         """
 
     @abc.abstractmethod
@@ -211,7 +211,7 @@ class Inputs(abc.ABC):
         return error
 
     def num_ready(self) -> int | None:
-        """Number of rows that can be taken without waiting; None if no row has to be awaited."""
+        """Number of rows that can be taken without waiting; None if steps never wait for rows."""
         return None
 
     @abc.abstractmethod

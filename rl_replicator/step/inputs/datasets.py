@@ -1,9 +1,9 @@
 """Inputs from datasets, through a queue that a step can wait on and still be cancelled.
 
 A pump (`pump.py`) moves rows from the datasets into a small queue, and the compiled step takes them
-from there. The queue is what makes an input stoppable: a dataset that waits for data (an empty
+from there. The queue makes it possible to cancel a step: a dataset that waits for data (an empty
 replay table, say) cannot be interrupted, but a mark can always be put into the queue. A step that
-finds a mark does nothing else.
+takes a mark does nothing else.
 """
 
 import threading
@@ -17,16 +17,16 @@ from rl_replicator import errors
 from rl_replicator.step.inputs import contract, device_rows
 from rl_replicator.step.inputs import pump as pump_lib
 
-_READ_AHEAD = 2  # Rows, and one more that waits for its place in the queue.
+_READ_AHEAD = 2  # Rows in the queue; one more waits for a place in it.
 
 
 class DatasetInputs(contract.Inputs):
     """The elements of datasets, in order, one for each replica of this process in every step.
 
     With one dataset, replica i of N receives element k * N + i in step k; with N datasets, element
-    k of dataset i. Two rows are read ahead, so what a step receives is that much older
-    than the newest data. An incomplete row at the end of finite data is dropped. Reading ends when
-    the input and all its steps are out of use.
+    k of dataset i. Two rows are read ahead, so a step's data is that much older than the newest
+    data. An incomplete row at the end of finite data is dropped. Reading ends when the input and
+    all its steps are no longer referenced.
     """
 
     argument_specs = (tf.TensorSpec([], tf.resource),)
@@ -52,16 +52,17 @@ class DatasetInputs(contract.Inputs):
         self._num_replicas = num_replicas
         self._spec = datasets[0].element_spec if spec is None else spec
         self._width = len(tf.nest.flatten(self._spec, expand_composites=True))
-        # Of all replicas, one after the other.
+        # The specs of all replicas, one after the other.
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True)) * num_replicas
         self._rows = device_rows.DeviceRows(self._spec, num_replicas, devices)
-        # An entry of the queue: the status, and the tensors of all replicas, or a number for them.
+        # A queue entry: the status, and the tensors of all replicas, or their number.
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
-        # That of before a restart: a step that still waits in it must find it closed, and not gone.
+        # The queue from before a restart: a step that still waits on it must find it closed, not
+        # freed.
         self._old_queue: tf.queue.FIFOQueue | None = None
-        # Holds the entry that a cancelled step has taken, if rows are kept.
+        # If rows are kept, holds the entry that a cancelled step has taken.
         self._unused: tf.queue.FIFOQueue | None = None
         self._mover = self._new_mover()
         self._pump: pump_lib.Pump | None = None
@@ -69,7 +70,7 @@ class DatasetInputs(contract.Inputs):
         self._end: Exception | None = None
         self._first = 0  # Position at which the pump starts.
         self._is_closed = False
-        self._num_cancels = 0  # Marks that no step has met yet.
+        self._num_cancels = 0  # Marks that no step has taken yet.
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -106,7 +107,7 @@ class DatasetInputs(contract.Inputs):
         unused = self._unused
         if unused is None:
             return
-        # An end, too: where data is padded, it holds a row.
+        # Also an entry that marks the end: with padding, it holds a row.
         is_unused = tf.not_equal(status, contract.CANCELLED) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
             tf.cond(is_unused, lambda: unused.enqueue([status, *entry]), tf.no_op)
@@ -131,7 +132,7 @@ class DatasetInputs(contract.Inputs):
             self._position.assign(position)
 
     def start(self) -> None:
-        if self._is_closed:  # The queue would still give the rows that were read ahead.
+        if self._is_closed:  # The queue would still provide the rows that were read ahead.
             raise contract.closed()
         if self._end is not None:
             raise self._end
@@ -141,13 +142,13 @@ class DatasetInputs(contract.Inputs):
             if self._is_closed:
                 raise contract.closed()
             if self._pump is None:
-                if self._finalizer is not None:  # That of before a restart.
+                if self._finalizer is not None:  # From before a restart.
                     self._finalizer.detach()
-                # Rows of before a restart. Not earlier: a step that has taken the entry of a row
-                # would wait for it, and nothing could interrupt that.
+                # Rows from before a restart. Not earlier: a step that has taken a row's entry would
+                # wait for its tensors, and nothing could interrupt that.
                 self._rows.clear()
                 self._old_queue = None
-                # Again: a call that ran on after a restart has counted its rows since.
+                # Once more: a call that continued after a restart has counted its rows since.
                 self._position.assign(self._first)
                 try:
                     self._pump = pump_lib.Pump(self._mover, self._queue)
@@ -156,10 +157,10 @@ class DatasetInputs(contract.Inputs):
                     )
                     self._finalizer.atexit = False
                     self._pump.start(self._first)
-                except BaseException:  # An interrupt: the thread runs, or does not.
+                except BaseException:  # An interrupt: the thread may or may not be running.
                     self._leave_pump()
                     raise
-                if self._is_closed:  # By a signal handler, which found no pump.
+                if self._is_closed:  # By a signal handler, before there was a pump to close.
                     self._pump.close()
 
     def restart(self) -> None:
@@ -211,8 +212,8 @@ class DatasetInputs(contract.Inputs):
         return self._pump.error if self._pump is not None else None
 
     def _leave_pump(self) -> None:
-        """Leaves rows that were read ahead, and the pump that reads them, to an old queue."""
-        # First: a step that finds the queue closed begins again at once, in its thread.
+        """Abandons the rows that were read ahead, with the queue and pump that hold them."""
+        # First, because a step that finds the queue closed starts over immediately, in its thread.
         pump, self._pump = self._pump, None
         if pump is None:
             return
@@ -231,7 +232,7 @@ class DatasetInputs(contract.Inputs):
         return pump_lib.Mover(self._datasets, self._num_replicas, self._rows)
 
     def _mark_cancelled(self) -> None:
-        # In a thread of its own: a full queue accepts the mark only when a step takes a row.
+        # In another thread, because a full queue accepts the mark only when a step takes a row.
         threading.Thread(
             target=pump_lib.mark,
             args=(self._queue, self._rows.entry_specs, contract.CANCELLED),

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow's kernels for GPUs take many int32 arguments, such as shapes, from the host's memory.
-# The other types have no kernels for GPUs.
+# TensorFlow's GPU kernels take many int32 arguments, such as shapes, from the host's memory. The
+# other dtypes have no GPU kernels.
 _HOST_TYPES = (tf.int32, tf.string, tf.variant, tf.resource)
 
 _names = itertools.count()
@@ -17,11 +17,11 @@ class DeviceRows:
     """Keeps the tensors of rows on the replicas' devices while the rows wait in the input's queue.
 
     The pump puts a row's tensors on the devices and only the rest into the queue, with a number; a
-    step that takes the entry gets the tensors by the number. Copies to a device so overlap with the
-    steps before. Without devices, the queue holds all tensors.
+    step that takes the entry gets the tensors by the number. Thus copies to a device overlap with
+    earlier steps. Without devices, the queue holds all tensors.
 
     Attributes:
-      entry_specs: specs of what the queue holds of a row.
+      entry_specs: specs of a row's tensors in the queue.
     """
 
     def __init__(self, spec: Any, num_replicas: int, devices: Sequence[str] = ()):
@@ -37,7 +37,7 @@ class DeviceRows:
         self._held = _held(spec) if devices else []
         self._dtypes = [flat[i].dtype for i in self._held]
         self._rest = [i for i in range(self._width) if i not in self._held]
-        # A replica's tensors lie in a map of TensorFlow's, which has a name on its device.
+        # A replica's tensors are in a map of TensorFlow's, which has a name on its device.
         self._maps = {f"input_rows_{next(_names)}": device for device in devices}
         rest = [flat[i] for i in self._rest] * num_replicas
         number = [tf.TensorSpec([], tf.int64)] if self._held else []
@@ -51,7 +51,7 @@ class DeviceRows:
           row: flat tensors of all replicas, one after the other.
 
         Returns:
-          What the queue has to hold, tensors of `entry_specs`.
+          The tensors to put into the queue, of `entry_specs`.
         """
         if not self._held:
             return list(row)
@@ -69,7 +69,7 @@ class DeviceRows:
                         shared_name=name,
                     )
                 )
-        with tf.control_dependencies(puts):  # A step that takes the entry must not have to wait.
+        with tf.control_dependencies(puts):  # A step that takes the entry must not wait for them.
             number = tf.identity(number)
         return [number, *(part[i] for part in parts for i in self._rest)]
 
@@ -112,7 +112,7 @@ class DeviceRows:
 
 
 def _held(spec: Any) -> list[int]:
-    """Returns the places, among an element's flat tensors, of those to keep on the device."""
+    """Returns the indices of those of an element's flat tensors that are kept on the device."""
     places = []
     place = 0
     for leaf in tf.nest.flatten(spec):
@@ -120,6 +120,6 @@ def _held(spec: Any) -> list[int]:
             if leaf.dtype not in _HOST_TYPES:
                 places.append(place)
             place += 1
-        else:  # A ragged or sparse tensor: its parts are used on the host, in part.
+        else:  # A ragged or sparse tensor: some of its parts are used on the host.
             place += len(tf.nest.flatten(leaf, expand_composites=True))
     return places

@@ -56,7 +56,7 @@ class PaddedInputs(datasets.DatasetInputs):
 
 
 class _PaddingMover(pump_lib.Mover):
-    """Pads each batch, and goes on with padding after the end of the data."""
+    """Pads each batch, and continues with padding after the end of the data."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _PaddingMover(pump_lib.Mover):
         try:
             super().move(queue, stop, position)
         except tf.errors.InvalidArgumentError as error:
-            # TensorFlow puts text of its own around the message.
+            # TensorFlow puts other text around the message.
             for known in (_too_large("more", self._batch_size), _unequal()):
                 if str(known) in str(error):
                     raise known from None
@@ -82,7 +82,7 @@ class _PaddingMover(pump_lib.Mover):
 
     def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
         # Other processes may still have data when this one's has ended: then it takes steps on
-        # padding, without end.
+        # padding, as many as needed.
         row, found = [], []
         width = len(self._specs) // self._num_replicas
         for i in range(self._num_replicas):
@@ -118,7 +118,7 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
     missing = batch_size - size
     checks = [tf.debugging.assert_equal(tf.shape(x)[0], size, str(_unequal())) for x in flat[1:]]
     checks.append(tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size))))
-    # Without the dependency the two ops race, and the pad op fails first with an error of its own.
+    # Without the dependency the two ops race, and the pad op may fail first with another error.
     with tf.control_dependencies([check for check in checks if check is not None]):
         missing = tf.identity(missing)
     flat.append(tf.ones([size]))
@@ -126,14 +126,14 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
 
 
 def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
-    """Returns the spec of what `pad` makes of one tensor.
+    """Returns the spec of a tensor after `pad`.
 
     Args:
       spec: spec of the tensor before padding, [None or B, ...].
       batch_size: number of examples after padding.
 
     Raises:
-      ConfigError: if it is not a batch, or a larger one, or its examples differ in shape.
+      ConfigError: if it is not a batch, is too large, or its examples differ in shape.
     """
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
         raise errors.ConfigError(

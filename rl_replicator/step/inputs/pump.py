@@ -1,4 +1,4 @@
-"""What moves rows from datasets into the queue of an input."""
+"""The pump, a thread that moves rows from datasets into the queue of an input."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ _queues = itertools.count()
 
 
 class Mover:
-    """Moves rows from datasets into queues. One for each input, so that it is traced once.
+    """Moves rows from datasets into queues. Each input has one, so that it is traced only once.
 
     Attributes:
       entry_specs: specs of the tensors beside the status in an entry of the queue.
@@ -50,14 +50,14 @@ class Mover:
         """Moves rows until the data ends or a queue is closed.
 
         Args:
-          queue: takes entries: a status, and what `DeviceRows.put` returned.
-          stop: an empty queue; once it is closed, the wait for data ends.
-          position: number of rows of the data to leave out.
+          queue: takes entries: a status, and the result of `DeviceRows.put`.
+          stop: an empty queue; closing it ends the wait for data.
+          position: number of rows of the data to skip.
         """
         used = position * self._num_replicas // len(self._sources)
-        # Nothing else refers to the iterators, so that they are freed here and not in the thread
-        # in which the garbage collector runs: that may have to wait, for a generator of the user's
-        # that waits for something itself.
+        # Nothing else refers to the iterators, so that they are freed here, and not by the garbage
+        # collector in any thread: freeing may have to wait for a user's generator, which may be
+        # waiting itself.
         self._compiled(
             queue.queue_ref,
             stop.queue_ref,
@@ -68,10 +68,10 @@ class Mover:
     @functools.cached_property
     def _compiled(self) -> tf.types.experimental.ConcreteFunction:
         def move(queue: tf.Tensor, stop: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
-            # On the CPU, also where the rows go to GPUs: the pump would wait for the steps there.
+            # On the CPU, even if the rows go to GPUs: there, the pump would wait for the steps.
             with tf.device("/cpu:0"):
                 # Runs beside the loop, and fails once the queue is closed. TensorFlow then cancels
-                # what else runs in this call, and a dataset hears of that.
+                # all else in this call, which also ends a dataset's wait.
                 tf.raw_ops.QueueDequeueV2(handle=stop, component_types=[tf.bool])
                 return tf.while_loop(
                     lambda _: True,
@@ -88,7 +88,7 @@ class Mover:
     def _move_row(self, queue: tf.Tensor, iterators: Sequence[Any], number: tf.Tensor) -> tf.Tensor:
         """Traced: moves a row, and returns the number of the next."""
         status, row = self._row(iterators)
-        # A row that comes late must not stay on the devices: nobody would take it.
+        # A row that arrives after the end must not stay on the devices: no step would take it.
         with tf.control_dependencies(row):
             is_closed = tf.raw_ops.QueueIsClosedV2(handle=queue)
         check = tf.debugging.Assert(tf.logical_not(is_closed), ["the queue is closed"])
@@ -105,14 +105,14 @@ class Mover:
 
 
 class Pump:
-    """A thread that moves rows into a queue, then marks of how they ended, until it is closed.
+    """A thread that moves rows into a queue, and then marks with their final status.
 
-    Knows nothing of the input that it works for, so that an input that nobody uses any more can be
-    freed, and the pump closed, while it waits.
+    It does not refer to its input, so that an unused input can be freed, and the pump closed, while
+    the pump waits.
 
     Attributes:
-      error: what ended the rows; set before the queue receives the status FAILED, or is closed
-        because it cannot receive one.
+      error: the error that ended the rows; set before the queue receives the status FAILED, or is
+        closed because it cannot receive one.
     """
 
     def __init__(self, mover: Mover, queue: tf.queue.FIFOQueue):
@@ -132,16 +132,16 @@ class Pump:
         """Starts the thread.
 
         Args:
-          position: number of rows of the data to leave out.
+          position: number of rows of the data to skip.
         """
-        _closing()  # Not first in a finalizer, which must not start a thread.
+        _closing()  # Starts its thread now, because a finalizer must not.
         threading.Thread(target=self._run, args=(position,), name="input-pump", daemon=True).start()
 
     def close(self) -> None:
-        """Closes the queue. The thread ends soon after, also if it waits for data."""
+        """Closes the queue. The thread ends soon after, even if it waits for data."""
         with tf.init_scope():  # A graph may be under construction.
             self._queue.close(cancel_pending_enqueues=True)
-        # In another thread: a sampler of Reverb takes seconds to hear of it. Without
+        # In another thread, because a Reverb sampler takes seconds to notice. Without
         # `cancel_pending_enqueues`, closing again would be an error.
         threading.Thread(
             target=self._stop.close, args=(True,), name="input-closer", daemon=True
@@ -150,7 +150,7 @@ class Pump:
     def _run(self, position: int) -> None:
         try:
             status = self._move(position)
-            # Again and again: the call that takes a mark may fail before it can report it.
+            # Repeatedly, because the call that takes a mark may fail before it can report it.
             while not self._queue.is_closed():
                 mark(self._queue, self._mover.entry_specs, status)
         except Exception as error:
@@ -159,23 +159,23 @@ class Pump:
             self._queue.close(cancel_pending_enqueues=True)  # No step may wait for this thread.
 
     def _move(self, position: int) -> int:
-        """Moves all rows, and returns the status that says how they ended."""
+        """Moves all rows, and returns their final status."""
         try:
             self._mover.move(self._queue, self._stop, position)
         except tf.errors.OutOfRangeError:
             return contract.END
-        except Exception as error:  # Of any kind: the caller of the step must see it.
+        except Exception as error:  # The caller of the step must see any error.
             _forget_locals(error)
             self._note(error)
         return contract.FAILED
 
     def _note(self, error: Exception) -> None:
-        if not self._queue.is_closed():  # Else that is why.
+        if not self._queue.is_closed():  # Otherwise closing has caused the error.
             self.error = error
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Clears the local variables that the tracebacks of an error would keep."""
+    """Clears the local variables that the tracebacks of an error would keep alive."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -187,7 +187,7 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
     Args:
       queue: see `Mover.move`.
       specs: `Mover.entry_specs`.
-      status: what the step that takes the entry will find.
+      status: the status for the step that takes the entry.
     """
     empty = [output_arrays.blank(tf.TensorSpec([0], s.dtype)) for s in specs]
     with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
@@ -197,8 +197,8 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
 def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
     """Closes a pump, and frees its rows, in another thread; callable from a finalizer.
 
-    A finalizer runs wherever the garbage collector does: a graph may be under construction there,
-    which would take the operation, and a lock held that starting a thread needs.
+    A finalizer runs wherever the garbage collector does. A graph may be under construction there,
+    which would record the operation, or a lock be held that is needed to start a thread.
     """
 
     def close() -> None:
@@ -210,7 +210,7 @@ def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
 
 @functools.cache
 def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
-    """Returns what takes calls that close; a finalizer may interrupt another one in its use."""
+    """Returns the queue of calls that close; reentrant, as finalizers may interrupt each other."""
     closing: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
 
     def work() -> None:
@@ -218,9 +218,9 @@ def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
             close = closing.get()
             try:
                 close()
-            except Exception:  # Others are to be closed all the same.
+            except Exception:  # The others must be closed all the same.
                 _LOG.exception("an unused input could not be closed")
-            del close  # Or what it holds would stay until the next one comes.
+            del close  # Otherwise its pump and rows would stay alive until the next call.
 
     threading.Thread(target=work, name="inputs-closer", daemon=True).start()
     return closing

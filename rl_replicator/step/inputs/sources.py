@@ -1,4 +1,4 @@
-"""Makes inputs of whatever the user's `input_fn` returns."""
+"""Makes inputs from the result of the user's `input_fn`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -74,9 +74,9 @@ def make(
 def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset without the thread that tunes it, unless its own options ask for one.
 
-    TensorFlow 2.15 frees an iterator only once that thread has ended. The thread sleeps for up to a
-    minute at a time and may miss its cancellation, so whoever frees the iterator, the garbage
-    collector for instance, waits as long. Without it, `tf.data.AUTOTUNE` stands for the number of
+    TensorFlow 2.15 frees an iterator only after that thread has ended. The thread sleeps for up to
+    a minute at a time and may miss its cancellation, so freeing the iterator, for example by the
+    garbage collector, takes as long. Without the thread, `tf.data.AUTOTUNE` means the number of
     cores, at most 16.
     """
     if dataset.options().autotune.enabled is not None:
