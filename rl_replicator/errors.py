@@ -37,7 +37,7 @@ def created_outside(variable: str) -> ConfigError:
     """Returns the error for a step with a variable that was not created in the replicator's scope.
 
     Args:
-      variable: describes the variable.
+      variable: description of the variable.
     """
     return ConfigError(
         "expected every variable of the step to be created in replicator.scope(), found "
@@ -50,7 +50,7 @@ class CheckpointError(UsageError):
 
 
 # Exit status of a command that ends with a `DiskError`: "input/output error" in sysexits.h. Unlike
-# status 2, it does not say that the settings are wrong.
+# status 2, it does not mean that the settings are wrong.
 DISK_STATUS = 74
 
 
@@ -69,7 +69,7 @@ def is_disk_full(error: OSError) -> bool:
     """Returns whether a write failed because there is no space: on the disk, or within a limit.
 
     Args:
-      error: what the write raised.
+      error: the error that the write raised.
     """
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -78,18 +78,18 @@ def cannot_write(message: str, error: OSError) -> UsageError:
     """Returns the error for a file that cannot be written: a `DiskError` if there is no space.
 
     Args:
-      message: one line, which says which file and why.
-      error: what the write raised.
+      message: one line that names the file and the reason.
+      error: the error that the write raised.
     """
     return (DiskError if is_disk_full(error) else UsageError)(message)
 
 
 @contextlib.contextmanager
 def continuable(what: str) -> Iterator[None]:
-    """Turns the error of a file that cannot be read or written into one line.
+    """Turns an `OSError` into a one-line error that says how to continue the work.
 
     Args:
-      what: what the same command continues, such as "the sweep in runs/sweep".
+      what: the work that the same command continues, such as "the sweep in runs/sweep".
 
     Raises:
       DiskError: if the disk is full.

@@ -33,9 +33,10 @@ class Replicator(abc.ABC):
           host: runs the steps on this replicator's devices.
         """
         self._host = host
-        # Those of `make_inputs`; others have another number of elements in a row.
+        # The return values of `make_inputs`. `replicate` refuses other inputs, because they may
+        # have a different number of elements in a row.
         self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
-        self._inputs_lock = threading.Lock()  # A thread that finds a lost process reads them, too.
+        self._inputs_lock = threading.Lock()  # The thread that detects losses reads them, too.
         pending_work.register(host)
 
     @classmethod
@@ -147,7 +148,8 @@ class Replicator(abc.ABC):
           parameters: all parameters that the optimizer will update.
 
         Raises:
-          ConfigError: if there are none, as of an unbuilt model, or others than before.
+          ConfigError: if `parameters` is empty, as for a model that is not built yet, or differs
+            from an earlier call.
         """
         with self.scope():
             wrapping.build(optimizer, parameters)
@@ -251,7 +253,7 @@ class Replicator(abc.ABC):
         return self._make_step(step_fn, inputs, steps_per_call, check_every)
 
     def _make_step(self, *arguments: Any) -> compiled.ReplicatedStep:
-        """Compiles a step, from the arguments of `replicate`. Override it for another class."""
+        """Compiles a step from the arguments of `replicate`. Override it to use another class."""
         return compiled.ReplicatedStep(self._host, *arguments)
 
     def begin(
@@ -262,14 +264,14 @@ class Replicator(abc.ABC):
         Args:
           function: takes steps of this replicator. Runs after all calls that began earlier. In a
             program with several replicators, it must not save or restore checkpoints: that waits
-            for the background calls of all of them, and two such calls would wait for each other.
-          cancel: makes `function` end early; called if the program exits in the meantime.
+            for the background calls of all replicators, and two such calls would deadlock.
+          cancel: makes `function` end early; called if the program exits while it runs.
 
         Returns:
           A future of the function's return value.
 
         Raises:
-          ConfigError: if it is called in the function of another such call.
+          ConfigError: if `begin` is called from the function of another such call.
         """
         return self._host.call_order.begin(function, cancel)
 
@@ -309,7 +311,7 @@ class Replicator(abc.ABC):
     def _make_evaluation_step(
         self, step_fn: Callable[[Any], Any], inputs: inputs_lib.Inputs
     ) -> compiled.ReplicatedStep:
-        """Compiles the step of an evaluation. Override it for another class than `_make_step`."""
+        """Compiles the step of an evaluation. Override it if `_make_step` uses the wrong class."""
         return self.replicate(step_fn, inputs)
 
     def reduce(self, op: str, outputs: Any) -> Any:
@@ -325,7 +327,7 @@ class Replicator(abc.ABC):
 
         Raises:
           ConfigError: if the op is unknown, an output cannot be reduced (bools have no "sum"), one
-            has different shapes on different replicas, or it is of another number of replicas.
+            has different shapes on different replicas, or comes from another number of replicas.
         """
         results.check_op(op)
         return results.reduce(op, self.gather(outputs))
@@ -340,8 +342,8 @@ class Replicator(abc.ABC):
           The nest, with NumPy arrays of shape [num_replicas, ...].
 
         Raises:
-          ConfigError: if an output has different shapes on different replicas, or is of another
-            number of replicas.
+          ConfigError: if an output has different shapes on different replicas, or comes from
+            another number of replicas.
         """
         return results.stack(self.local_results(outputs))
 
@@ -355,7 +357,7 @@ class Replicator(abc.ABC):
           The nest of each replica, in the order of the replicas.
 
         Raises:
-          ConfigError: if the outputs are of another number of replicas.
+          ConfigError: if the outputs come from another number of replicas.
         """
         return results.split(outputs, self.num_local_replicas)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
-# TensorFlow starts threads for each of them.
+# Limited because TensorFlow starts threads for each logical device.
 _MOST_CPU_DEVICES = 256
 
 
@@ -49,10 +49,10 @@ def split_cpu(num_devices: int) -> None:
 
 
 def gpus() -> tuple[str, ...]:
-    """Returns the names of the GPUs that this program may use, and of the parts of those it splits.
+    """Returns the names of the GPUs that this program may use: one for each part of a split GPU.
 
-    `tf.config.set_visible_devices` and `set_logical_device_configuration` decide; the GPUs are not
-    in use after this call.
+    Follows `tf.config.set_visible_devices` and `set_logical_device_configuration`. Does not
+    initialise the GPUs.
     """
     count = sum(_parts(gpu) for gpu in tf.config.get_visible_devices("GPU"))
     return tuple(f"/gpu:{i}" for i in range(count))
@@ -64,10 +64,10 @@ def has_split_gpu() -> bool:
 
 
 def grow_gpu_memory() -> None:
-    """Lets TensorFlow allocate GPU memory as needed, instead of all of it at once.
+    """Makes TensorFlow allocate GPU memory as needed, instead of all of it at the start.
 
-    So several processes (a learner and its evaluator, renderers) can share a GPU. Does nothing if
-    the program has set its own limits, has begun to use the GPUs, or sets
+    This lets several processes (a learner and its evaluator, renderers) share a GPU. Does nothing
+    if the program has set its own limits, has begun to use the GPUs, or sets
     TF_FORCE_GPU_ALLOW_GROWTH=false.
     """
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("0", "false"):
@@ -107,7 +107,7 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
         available = _available()
         missing = [name for name in names if name not in available]
         if missing:
-            # TensorFlow itself would use other devices in silence.
+            # TensorFlow itself would silently use other devices.
             raise errors.ConfigError(
                 f"expected devices of this machine ({', '.join(available)}), got "
                 f"{', '.join(missing)}; name some of them, or split the CPU with rr.split_cpu "
@@ -141,7 +141,7 @@ def _parts(gpu: tf.config.PhysicalDevice) -> int:
 
 
 def _short(name: str) -> str:
-    """Returns the form in which names are compared, such as "/gpu:0"; bad names as they are."""
+    """Returns a canonical device name, such as "/gpu:0"; returns a malformed name unchanged."""
     try:
         spec = tf.DeviceSpec.from_string(name)
     except ValueError:
@@ -150,6 +150,6 @@ def _short(name: str) -> str:
 
 
 def _available() -> list[str]:
-    """Returns the names of this machine's devices, which are in use from then on."""
+    """Returns the names of this machine's devices. Initialises TensorFlow's devices."""
     grow_gpu_memory()
     return [_short(device.name) for device in tf.config.list_logical_devices()]

@@ -67,6 +67,6 @@ def _cross_device_ops(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
     if types == {"GPU"} and len(devices) > 1 and not devices_lib.has_split_gpu():
         # Sums on one device would send all gradients through the first GPU's memory.
         return tf.distribute.NcclAllReduce()
-    # TensorFlow's default for CPUs, ring collectives, fails when a process has two strategies,
-    # which share the keys of their collectives. Copies between parts of a CPU are faster, too.
+    # Ring collectives, TensorFlow's default for CPUs, fail when a process has two strategies, whose
+    # collectives share their keys. Copies between parts of a CPU are also faster.
     return tf.distribute.ReductionToOneDevice()

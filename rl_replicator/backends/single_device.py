@@ -13,12 +13,13 @@ from rl_replicator.step import compiled, host
 from rl_replicator.step import inputs as inputs_lib
 
 _XLA = "xla"
-# What TensorFlow says of an operation that XLA cannot compile: as a rule, and in a process that has
-# used a mesh, whose compiler is another one.
+# TensorFlow's messages about an operation that XLA cannot compile: the usual message, and that of a
+# process that has used a mesh, where TensorFlow uses another compiler.
 _UNSUPPORTED = re.compile(
     r"(?:unsupported operations when trying to compile .*?: |Could not legalize op: tf\.)(\w+)"
 )
-# What it says of what goes into a step or comes out of it, and is no number; likewise.
+# TensorFlow's messages about inputs and outputs of a step that are not numbers, in the same two
+# cases.
 _NO_NUMBER = re.compile(r"trying to compile .*?: _(?:Arg|Retval)\b|in DataTypeToPrimitiveType: ")
 
 
@@ -42,7 +43,7 @@ class SingleDeviceReplicator(replicator.Replicator):
 
     @classmethod
     def from_text(cls, argument: str) -> "SingleDeviceReplicator":
-        """Takes "xla", to compile the steps, or nothing; see `Replicator.from_text`."""
+        """Accepts "xla", to compile the steps, or no argument; see `Replicator.from_text`."""
         if argument not in ("", _XLA):
             raise errors.ConfigError(
                 f"expected single_device or single_device:{_XLA}, got single_device:{argument}; "

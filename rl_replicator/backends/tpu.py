@@ -108,7 +108,7 @@ class TpuStep(compiled.ReplicatedStep):
     _host: TpuHost
 
     def _make_check(self, check_every: int | None) -> None:
-        """Returns None: all replicas share one trace, and no test could run the comparison."""
+        """Returns None, for no comparison: replicas share one trace, and no test could run it."""
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         parts = self._inputs.split(row)
@@ -138,7 +138,7 @@ class TpuStep(compiled.ReplicatedStep):
 def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.ClusterResolver:
     """Finds the TPU system and initialises it.
 
-    In a thread, because TensorFlow resolves the name without a deadline.
+    Works in a thread, because TensorFlow resolves the name without a deadline.
     """
     found: list[Any] = []
 
@@ -150,7 +150,7 @@ def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.Cl
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             found.append(resolver)
-        except Exception as error:  # Passed to the caller: errors from DNS to gRPC are possible.
+        except Exception as error:  # Reported below. It may be any error from DNS to gRPC.
             found.append(error)
 
     thread = threading.Thread(target=connect, name="connect-to-tpu", daemon=True)
@@ -169,7 +169,7 @@ def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.Cl
 def _probe(address: str, deadline: float) -> None:
     """Waits until a server answers; raises `TimeoutError` after the deadline.
 
-    TensorFlow would wait for the server forever, and hold the GIL meanwhile.
+    TensorFlow would wait for the server forever while it holds the GIL.
     """
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address.removeprefix("grpc://"), options) as channel:

@@ -135,7 +135,7 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
         Args:
           value: initial value of the whole variable, a plain tensor.
           layout: layout on the mesh.
-          aggregation: what its maker says of copies, although there are none.
+          aggregation: aggregation of copies that the caller requests, although there are none.
           **options: see `tf.Variable`.
         """
         # Owns the memory on the devices.
@@ -159,7 +159,7 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def device(self) -> str:
-        """Device of its value outside of a step; not the mesh, which takes no plain tensors."""
+        """Device of the value outside of a step; not the mesh, which accepts no plain tensors."""
         return self._host
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
@@ -174,7 +174,7 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Reads the elements or slices at some indices; `tf.gather_nd` calls it."""
-        # Of the value in a step, too: DTensor has no operation for parts of a variable.
+        # Reads the whole value in a step, too: DTensor has no operation for parts of a variable.
         return tf.gather_nd(self.read_value(), indices, name=name)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -221,7 +221,7 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
       **kwargs: see `tf.Variable`.
 
     Raises:
-      ConfigError: if the initial value is computed in a graph, or see `Layouts.choose`.
+      ConfigError: if the initial value is computed in a graph; see also `Layouts.choose`.
     """
     del next_creator
     initial = initial_values.known(kwargs["initial_value"], kwargs.get("name"))
@@ -249,13 +249,13 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
 def check_type(
     mesh: dtensor.Mesh, dtype: tf.DType, host_types: Sequence[tf.DType], name: str
 ) -> None:
-    """Refuses types that TensorFlow keeps in the host's memory, if the mesh consists of GPUs.
+    """Rejects types that TensorFlow keeps in the host's memory, if the mesh consists of GPUs.
 
     Args:
       mesh: the mesh.
       dtype: type of a tensor or variable.
-      host_types: types that are refused.
-      name: what the error calls the tensor.
+      host_types: types to reject.
+      name: name of the tensor in the error.
 
     Raises:
       ConfigError: if `dtype` is one of `host_types`, and the devices are GPUs.
@@ -270,7 +270,7 @@ def check_type(
 def spread(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     """Copies a plain tensor to a mesh, each shard to its devices.
 
-    All copies start from the host. `dtensor.copy_to_mesh` instead sends through the mesh, which
+    All copies start from the host. `dtensor.copy_to_mesh` instead communicates over the mesh, which
     deadlocks if a process has two meshes.
 
     Args:

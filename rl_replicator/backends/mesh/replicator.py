@@ -30,7 +30,7 @@ class MeshReplicator(replicator.Replicator):
     A step on a mesh cannot use the following; it raises an error that names the operation.
 
     - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
-      works, but draws other numbers than on one device. A `tf.random.Generator` that was created in
+      works, but draws different numbers than on one device. A `tf.random.Generator` created in
       `scope()` also works, as does noise from a callable input, which runs on the host.
     - Fused batch norm, which Keras' `LayerNormalization` uses unless its epsilon is at most 1e-5;
       `rr.CrossReplicaBatchNorm` and `snt.LayerNorm` work.
@@ -75,7 +75,7 @@ class MeshReplicator(replicator.Replicator):
           argument: NAME=SIZE pairs, then "@PATTERN=AXIS,AXIS" for each layout.
 
         Raises:
-          ConfigError: if the text is malformed, or see `__init__`.
+          ConfigError: if the text is malformed; see also `__init__`.
         """
         sizes, *rules = argument.split("@")
         dimensions = _parse(sizes.split(","), r"(\w+)=([1-9]\d*)", argument)
@@ -103,11 +103,12 @@ class MeshReplicator(replicator.Replicator):
         return mesh_step.MeshStep(self._host, *arguments)
 
 
-_layouts = layouts.Layouts  # In `__init__`, the argument hides the module.
+_layouts = layouts.Layouts  # In `__init__`, an argument shadows the module.
 
 
-# DTensor's optimizer that combines all-reduces moves them past assignments of variables. A step
-# that assigns a variable and reads it again, as Keras's Adam does, could then read the old value.
+# DTensor's graph optimizer that combines all-reduces moves them past assignments of variables. A
+# step that assigns a variable and reads it again, as Keras's Adam does, could then read the old
+# value.
 _COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
 
 

@@ -19,7 +19,7 @@ from rl_replicator.step import inputs as inputs_lib
 
 # Operations that DTensor does not support, and what to use instead. For some of them DTensor itself
 # raises a long error, but only when the step runs; with others it crashes or returns wrong results.
-# Found by comparing its results with those of one device.
+# The list was found by comparing DTensor's results with those of one device.
 _REFUSED = {
     **dict.fromkeys(("Case", "StatelessCase"), "use tf.cond"),
     "Where": "use tf.where(condition, x, y) instead of a mask that changes shapes",
@@ -57,7 +57,8 @@ _RANDOM = (
 class HostCallableInputs(inputs_lib.CallableInputs):
     """A callable input that runs on the host before each step, and not on the mesh.
 
-    So it may do what a mesh cannot: draw random numbers, call Python, or sample a replay table.
+    It can therefore do what a mesh cannot: draw random numbers, call Python, or sample a replay
+    table.
     """
 
     def __init__(self, inputs: inputs_lib.CallableInputs, registry: variable_registry.Registry):
@@ -65,7 +66,7 @@ class HostCallableInputs(inputs_lib.CallableInputs):
 
         Args:
           inputs: holds the callable.
-          registry: knows the variables of the mesh.
+          registry: registry of the mesh's variables.
 
         Raises:
           ConfigError: if the callable uses variables of the mesh.
@@ -148,7 +149,7 @@ class MeshStep(compiled.ReplicatedStep):
 
     def _trace_step(self) -> Any:
         traced = super()._trace_step()
-        # A skipped step restores statistics that were there when its trace began. On other hosts,
+        # A skipped step restores the statistics that existed when its trace began. On other hosts,
         # tf.function itself traces again once variables exist; it does not see those of a mesh.
         if len(statistics.among(self._host.registry.created())) > len(self._statistics):
             traced = super()._trace_step()
@@ -200,10 +201,10 @@ class MeshStep(compiled.ReplicatedStep):
 
 @contextlib.contextmanager
 def _conditions_as_calls() -> Iterator[None]:
-    """Lets each `tf.cond` and loop that is traced inside call its branches, or its body.
+    """Makes each `tf.cond` and loop that is traced inside call its branches, or its body.
 
-    Otherwise TensorFlow copies the branches into the graph around. DTensor rewrites them without
-    control outputs, so an assignment in one is lost there if nothing uses the result.
+    Otherwise TensorFlow inlines the branches into the surrounding graph. DTensor rewrites them
+    without control outputs, so an assignment in a branch is lost if nothing uses the result.
     """
     with _LOCK:
         before = control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE
@@ -218,7 +219,7 @@ class _Outputs:
     """Converts the outputs of steps to plain tensors."""
 
     def __init__(self) -> None:
-        """Knows no layouts yet."""
+        """Starts without layouts."""
         self._layouts: list[dtensor.Layout] | None = None
 
     def read(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -245,8 +246,8 @@ def check_specs(specs: Sequence[Any], mesh: dtensor.Mesh) -> None:
       mesh: the mesh.
 
     Raises:
-      ConfigError: if a spec is no tensor of known rank, the size of the mesh dimension "data" does
-        not divide its first dimension, or it is a string and the mesh consists of GPUs.
+      ConfigError: if a spec is not a tensor of known rank, the size of the mesh dimension "data"
+        does not divide its first dimension, or it is a string and the mesh consists of GPUs.
     """
     for spec in specs:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
@@ -282,15 +283,16 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
             if node.op == "StridedSlice":
                 advice = _check_slice(node, by_name)
             if node.op in ("Select", "SelectV2") and _rank(node.input[0], by_name) == 0:
-                # DTensor crashes, unless all is scalar.
+                # DTensor crashes unless all operands are scalars.
                 advice = _WHERE if _rank(node.name, by_name) else None
             if node.op == "UnsortedSegmentMax" and _source(node.input[1], by_name) == "Unique":
                 advice = _MERGED
             if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
-                # DTensor rounds the mean of each device, and then the mean of these.
+                # DTensor rounds the mean of each device, and then rounds their mean.
                 advice = "use tf.cast to a float before tf.reduce_mean"
             if node.op == "ScatterNd" and node.attr["Tindices"].type == tf.int64.as_datatype_enum:
-                # DTensor gives it a shape of int32, whatever the indices: an error, or a crash.
+                # DTensor always passes an int32 shape, which int64 indices do not fit: it raises an
+                # error or crashes.
                 advice = "use int32 indices in tf.scatter_nd, and in tf.gather_nd for its gradient"
             if node.op == "If" and node.attr["_lower_using_switch_merge"].b and _may_be_lost(node):
                 advice = (

@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from rl_replicator.collectives import sums
 
-# A key for each width, which is a power of two.
+# One key for each width; widths are powers of two.
 _KEYS_OF_A_SUM = 32
 
 
 class ChangingSums:
     """Sums vectors, such as the rows of sparse gradients, inside of traced steps.
 
-    TensorFlow binds the key of a collective to the shape of its first message. So a vector travels
-    in the next power of two elements, under the key of that width.
+    TensorFlow binds the key of a collective to the shape of its first message. So a vector is
+    padded to the next power of two, and sent under the key of that width.
     """
 
     def __init__(self, group_key: int, strategy: tf.distribute.Strategy):
@@ -29,11 +29,11 @@ class ChangingSums:
         sums.sum_changing_with(strategy, self.total)
 
     def number(self, first: int) -> None:
-        """Sets the key of the next sum that is traced on each replica; later ones count up."""
+        """Sets the key of the next sum traced on each replica; the keys of later sums increase."""
         self._next_keys = collections.defaultdict(lambda: first)
 
     def total(self, x: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-        """Sums a vector over replicas. Traced, inside of a replica.
+        """Sums a vector over replicas. Call it on a replica while a step is traced.
 
         Args:
           x: [length] float32, float64 or int64.
@@ -55,7 +55,7 @@ class ChangingSums:
             ordering_token=[],
             merge_op="Add",
             final_op="Id",
-            # NCCL would need one order among these and the strategy's own collectives.
+            # NCCL would require one order of these and the strategy's own collectives.
             communication_hint="ring",
         )
         return added[:length]

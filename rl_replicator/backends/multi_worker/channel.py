@@ -22,7 +22,7 @@ _BYTES_IN_BLOCK = 4 * (_BLOCK - _HEADER)
 class MessageChannel:
     """Gathers a message from every process; one gather at a time.
 
-    TensorFlow never forgets the key of a collective and its shape. So the key of a gather is its
+    TensorFlow keeps the key and the shape of each collective forever. So the key of a gather is its
     width, and widths are powers of two, so that there are few of them.
     """
 
@@ -71,7 +71,7 @@ class MessageChannel:
         """Gathers a small vector from every process. Can be traced.
 
         Args:
-          values: [width] int32, of a static width below 256, which no message has.
+          values: [width] int32, of a static width below 256; messages are at least 256 wide.
 
         Returns:
           [processes, width] int32.

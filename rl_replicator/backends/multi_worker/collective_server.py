@@ -1,8 +1,8 @@
-"""TensorFlow's server for collectives: the uses of private names of TensorFlow.
+"""TensorFlow's server for collectives, which needs private names of TensorFlow.
 
-TensorFlow has no public names for the following: joining a group without the coordination service
+TensorFlow has no public API for the following: joining a group without the coordination service
 (see health.py), probing a process, aborting the collectives that wait for a lost process, and
-setting the keys by which collectives of different processes find each other.
+setting the keys by which collectives of different processes are matched.
 """
 
 import tensorflow as tf
@@ -44,8 +44,8 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
     # an empty type, the strategy does not configure a service of its own.
     eager_context.context().configure_coordination_service("")
     collective_all_reduce_strategy.CollectiveAllReduceExtended._enable_check_health = False
-    # A collective keeps its key. The alternative, a new key for every call, does not work for
-    # collectives inside the conditions and loops of a compiled step.
+    # A collective uses the same key in every call. The alternative, a new key for every call, does
+    # not work for collectives inside the conditions and loops of a compiled step.
     cross_device_utils.CollectiveReplicaLauncher._prefer_unique_instance_key = False
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
@@ -85,9 +85,9 @@ def probe(task: str) -> health.Answer:
 
 
 def abort(reason: str) -> None:
-    """Aborts all collectives of this process, and those of others that wait for it.
+    """Aborts all collectives of this process, and those of other processes that wait for it.
 
-    No later collective of this process works.
+    Later collectives of this process fail.
 
     Args:
       reason: message of the errors.
@@ -96,7 +96,7 @@ def abort(reason: str) -> None:
 
 
 def number_collectives(strategy: tf.distribute.Strategy, first: int) -> None:
-    """Sets the key of the next collective that is traced; later ones count up.
+    """Sets the key of the next collective that is traced; the keys of later ones increase.
 
     Args:
       strategy: strategy whose collectives to number.

@@ -23,8 +23,8 @@ from rl_replicator.jobs import ports
 _CALLS, _STEPS, _STATUSES, _CHANGING = range(1 << 20, (1 << 20) + 4)
 # More than the number of collectives of any step.
 _KEYS_OF_A_STEP = 1 << 16
-# Collectives fail at once when a peer is lost, before the monitor knows. It is given this many
-# seconds at most: where processors are scarce, its thread and its probes take their time.
+# Collectives fail immediately when a peer is lost, before the monitor detects the loss. Wait at
+# most this many seconds for it: its thread and its probes are slow if processors are scarce.
 _PATIENCE = 20.0
 _BREAKAGES = (
     tf.errors.AbortedError,
@@ -36,7 +36,7 @@ _BREAKAGES = (
     tf.errors.UnknownError,
 )
 _DIFFERENT_STEPS = "the processes take different steps"
-# Encloses the reason of an abort, to find it within the messages that TensorFlow makes of it.
+# Finds the reason of an abort, which `_abort` encloses in these marks, in TensorFlow's messages.
 _REASON = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
@@ -47,8 +47,8 @@ class _Wait:
     Attributes:
       kind: name of the call.
       timeout: seconds that it may take.
-      deadline: `time.monotonic` at its end.
-      is_over: whether the collectives were aborted after the deadline.
+      deadline: value of `time.monotonic` at which the call times out.
+      is_over: whether the deadline has passed, so that the collectives are aborted.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class _Wait:
 
 
 class Group:
-    """This process's membership in a group. A process can join one group only, and only once."""
+    """This process's membership in a group. A process can join only one group, and only once."""
 
     _entered = False
 
@@ -119,10 +119,10 @@ class Group:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """Context for code that waits for other processes, which the loss of one ends.
+        """Context for code that waits for other processes; the loss of a process ends the wait.
 
         Outside of the context, a loss has no effect: at the end of a program, one process is the
-        first to end, which is no error for those that do not wait for it.
+        first to end, which is not an error for processes that do not wait for it.
 
         Raises:
           WorkerLost: if a process is lost within the context, or was lost before.
@@ -150,7 +150,7 @@ class Group:
         every step; reduce in the step instead.
 
         Args:
-          kind: name of the call, to detect processes that make different ones.
+          kind: name of the call, to detect processes that make different calls.
           payload: message of this process.
 
         Returns:
@@ -158,21 +158,21 @@ class Group:
 
         Raises:
           ConfigError: if another process makes a call of another kind.
-          StepFailed: if another process does not call it within `call_timeout`. No later call
-            works.
+          StepFailed: if another process does not call it within `call_timeout`. Later calls fail,
+            too.
           WorkerLost: if another process died or froze.
         """
         return self._exchange(self._calls, kind, payload, self._call_timeout)
 
     def exchange_in_step(self, kind: str, payload: bytes) -> list[bytes]:
-        """Does the same as `exchange`, but for the thread that takes steps."""
+        """Like `exchange`, but for the thread that takes steps."""
         return self._exchange(self._steps, kind, payload, self._call_timeout)
 
     def number_collectives(self, step: int) -> None:
         """Sets the keys of the next step's collectives, which must be equal in all processes.
 
-        TensorFlow counts the collectives of a process. After a step that could not be traced in one
-        process only, that process's counts would differ from the others'.
+        TensorFlow counts the collectives of a process. If tracing a step failed in one process
+        only, that process's count would differ from the others' afterwards.
 
         Args:
           step: number of the step that is traced next.
@@ -205,7 +205,7 @@ class Group:
           error: the error.
 
         Returns:
-          An error that names the cause; the same error if the cause is not known here.
+          An error that names the cause; the same error if the cause is unknown.
         """
         if _DIFFERENT_STEPS in str(error):
             return errors.ConfigError(
@@ -218,7 +218,7 @@ class Group:
         return self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0) or error
 
     def step_failure(self, error: Exception) -> Exception:
-        """Does the same as `failure` for an error of a step, and ends the step in all processes."""
+        """Like `failure`, for an error of a step; also ends the step in all processes."""
         failure = self.failure(error)
         if failure is error:
             # The other processes would wait forever for messages of this one.
@@ -235,7 +235,7 @@ class Group:
 
     @contextlib.contextmanager
     def _waiting(self, kind: str, timeout: float) -> Iterator[None]:
-        """Does the same as `using`, with a deadline, at which the monitor's thread aborts."""
+        """Like `using`, but the monitor's thread aborts the collectives after a deadline."""
         wait = _Wait(kind, timeout, time.monotonic() + timeout)
         with self.using():
             with self._lock:
@@ -307,7 +307,7 @@ class Group:
 
 
 def _cause(error: Exception) -> str:
-    """Returns the line of a TensorFlow error that names the cause, not the location."""
+    """Returns the line of a TensorFlow error that names the cause rather than the location."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((x for x in reversed(lines) if x and x[:2] != "[["), type(error).__name__)
 

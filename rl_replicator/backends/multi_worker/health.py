@@ -1,8 +1,8 @@
 """Detects processes of a group that died, froze, restarted, or never started.
 
-TensorFlow's own means are not used. Its coordination service runs in one of the workers, waits an
-hour for a worker that never starts, and reports a loss without naming the worker. Its older health
-check retries every 30 seconds only.
+TensorFlow's own mechanisms are not used. Its coordination service runs in one of the workers, waits
+an hour for a worker that never starts, and reports a loss without naming the worker. Its older
+health check retries only every 30 seconds.
 """
 
 import enum
@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 
 from rl_replicator import errors
 
-# A worker that refuses two connections in a row is dead, which is detected within about a second.
+# A worker counts as dead if it refuses two connections in a row. This detects a death within about
+# a second.
 _INTERVAL = 0.3
 _REFUSALS = 2
-# After so many sweeps in which every peer has answered, an error has another cause than a loss.
+# If every peer answers in this many sweeps after an error, the error was not caused by a loss.
 _SWEEPS_WITHOUT_LOSS = 10
-# A longer time between two moments of the monitor means that this process had no processor.
+# If more time passes between two readings of the monitor's clock, this process was not running.
 _LONGEST_STEP = 2 * _INTERVAL
 
 
@@ -91,7 +92,8 @@ class Monitor:
         """Returns the error that names the lost peers; None if no peer is lost.
 
         Args:
-          patience: seconds to wait for a loss; less once all peers have answered several times.
+          patience: seconds to wait for a loss; the wait ends earlier once all peers have answered
+            several times.
         """
         deadline = time.monotonic() + patience
         enough = self._num_good_sweeps + _SWEEPS_WITHOUT_LOSS
@@ -148,7 +150,7 @@ class Monitor:
         return lost
 
     def _awake_seconds(self) -> float:
-        """Returns a time that stands still while this process, or all of its machine, is frozen."""
+        """Returns a time that stands still while this process, or its whole machine, is frozen."""
         now = time.monotonic()
         self._awake += min(now - self._looked_at, _LONGEST_STEP)
         self._looked_at = now

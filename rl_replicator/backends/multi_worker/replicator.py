@@ -70,7 +70,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         if cluster is None:
             cluster = cluster_lib.Cluster.from_environment()
         devices.grow_gpu_memory()
-        # Sonnet accepts its own strategies only. `wrap_optimizer` and `scope` do what it requires.
+        # Sonnet accepts only its own strategies. `wrap_optimizer` and `scope` do what it requires.
         wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
         self._workers = _GroupHost(self._group)
@@ -125,7 +125,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         return tf.nest.map_structure(lambda leaf: None if leaf is None else next(joined), local)
 
     def _wake_waiting_steps(self) -> None:
-        # A step that waits for data would not notice that the other processes will not take it.
+        # A step that waits for data would not notice that the other processes no longer take it.
         with self._inputs_lock:
             waiting = list(self._inputs)
         for inputs in waiting:
@@ -179,7 +179,7 @@ class _GroupHost(host.StrategyHost):
           places: `results.places` of this process.
 
         Raises:
-          ConfigError: if they differ, in all processes; names the first difference.
+          ConfigError: in all processes, if they differ; names the first difference.
           StepFailed: if a process builds no step within `call_timeout`.
           WorkerLost: if a process died or froze.
         """
@@ -201,7 +201,7 @@ class _GroupHost(host.StrategyHost):
           variables: variables of this process.
 
         Raises:
-          ConfigError: if they differ, in all processes; names the first one that differs.
+          ConfigError: in all processes, if they differ; names the first one that differs.
         """
         mine = [(v.name, v.shape.as_list(), _checksum(v)) for v in variables]
         every = [
@@ -224,7 +224,7 @@ class _GroupHost(host.StrategyHost):
 
 
 class _GroupStep(compiled.ReplicatedStep):
-    """A step that checks variables before its first call, and raises `WorkerLost` if one is."""
+    """A step that checks variables before its first call; raises `WorkerLost` if a process is."""
 
     _host: _GroupHost
     _is_checked = False
@@ -237,8 +237,8 @@ class _GroupStep(compiled.ReplicatedStep):
             return super()._call()
 
     def _shared(self) -> list[tf.Variable]:
-        """Returns the copies of this process of variables that are equal in all processes."""
-        # Such as the states of Keras' metrics, of which each replica has its own.
+        """Returns this process's copies of the variables that are equal in all processes."""
+        # Excludes variables of which each replica has its own, such as states of Keras' metrics.
         own = {
             id(copy)
             for variable in self._host.registry.with_copies(self._variables)
@@ -260,7 +260,7 @@ def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -
 
 
 def _checksum(variable: tf.Variable) -> int:
-    # Serialised, because the array of a string variable holds addresses.
+    # Serialised first, because the NumPy array of a string variable holds pointers.
     return zlib.crc32(tf.io.serialize_tensor(variable.read_value()).numpy())
 
 

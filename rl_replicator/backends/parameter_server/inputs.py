@@ -2,7 +2,7 @@
 
 Workers receive the datasets as graphs, so these may use all of TensorFlow's ops but no Python
 generator. If a worker may have to wait for data, its dataset interleaves the elements with ticks: a
-step that takes a tick returns without doing anything. So no step waits without end on a worker,
+step that takes a tick returns without doing anything. So no step waits indefinitely on a worker,
 where nothing could interrupt it.
 """
 
@@ -22,7 +22,7 @@ from rl_replicator.step import output_arrays
 WAITING = inputs_lib.FAILED + 1
 
 _TICK_MICROSECONDS = 250_000
-# Pause of a worker whose data has ended before it reports so to another step.
+# Delay before a worker whose data has ended reports this to another step.
 _END_MICROSECONDS = 10_000
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -119,7 +119,7 @@ class WorkerInputs(inputs_lib.Inputs):
         if self._is_used:
             return
         if self.generation:
-            self._schedule.drain()  # Calls of an earlier pass count their rows until they end.
+            self._schedule.drain()  # Calls of an earlier pass change the position until they end.
         with self._schedule.news:
             self._position.assign(self._origin)
             self._is_used = True
@@ -147,7 +147,8 @@ class WorkerInputs(inputs_lib.Inputs):
     def is_whole_pass(self, num_steps: int) -> bool:
         """See `Inputs.is_whole_pass`.
 
-        A call that died with its worker has counted its rows, and its outputs never arrived.
+        If a worker died during a call, the call's rows may be counted although its outputs never
+        arrived.
         """
         with self._schedule.news:
             missing = tuple(i for i in range(self.num_workers) if i not in self._ended)
@@ -161,10 +162,10 @@ class WorkerInputs(inputs_lib.Inputs):
         return self.position == num_steps
 
     def is_over(self, given_up: set[int]) -> bool:
-        """Tells whether the data of all workers has ended.
+        """Returns whether the data of all workers has ended.
 
         Args:
-          given_up: indices of lost workers, which are not counted.
+          given_up: indices of lost workers, whose data need not have ended.
         """
         return bool(self._ended) and len(self._ended | given_up) == self.num_workers
 
@@ -210,7 +211,7 @@ class WorkerDatasets(WorkerInputs):
         self._source_spec = datasets[0].element_spec
         cardinalities = [int(dataset.cardinality()) for dataset in datasets]
         self._is_finite = min(cardinalities) >= 0
-        # Only data of unknown length may have to be waited for, such as that of an empty replay
+        # A worker may have to wait for data of unknown length only, such as that of an empty replay
         # table.
         self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
         # How often each worker has opened its data since the last restart.
@@ -233,7 +234,8 @@ class WorkerDatasets(WorkerInputs):
 
     def is_whole_pass(self, num_steps: int) -> bool:
         is_whole = super().is_whole_pass(num_steps)
-        # What was opened again may have been read twice: its length is unknown, or it is shuffled.
+        # Data that was opened again may have been read twice, if its length is unknown or it is
+        # shuffled.
         return is_whole and int(self._num_openings.numpy().max()) <= 1
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
@@ -252,7 +254,7 @@ class WorkerDatasets(WorkerInputs):
 
         def open_on_worker() -> tf.data.Dataset:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            with tf.device(_CHIEF):  # So that only the worker's own graph is sent to it.
+            with tf.device(_CHIEF):  # So that each worker receives only its own graph.
                 graph = tf.gather(tf.stack(self._sources), worker)
             data = tf.data.experimental.from_variant(
                 tf.raw_ops.DatasetFromGraph(graph_def=graph), self._source_spec

@@ -36,8 +36,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     Use optimizers that update a variable in a single operation, such as `rr.optimizers.Adam` and
     `snt.optimizers.SGD`. Other optimizers read, compute and assign, and if two workers do so at the
-    same time, one update is lost. With Adam, updates of the same row of a sparse gradient may be
-    lost, too.
+    same time, one update is lost. With Adam, concurrent updates of the same row by sparse gradients
+    may be lost, too.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         return cls(max_staleness=int(number))
 
     def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
-        input_fn, _, pad_to, _ = arguments  # Each worker has one replica, and no rows ahead.
+        input_fn, _, pad_to, _ = arguments  # A worker has one replica, and prefetches no rows.
         return asynchronous_inputs.make(
             input_fn,
             self.num_workers,
@@ -128,7 +128,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         )
 
     def synchronize(self) -> None:
-        """Waits until the workers have finished all calls, and begins none.
+        """Waits until the workers have finished all calls; begins no new ones.
 
         The variables do not change until the next call of a step, which returns results of the
         finished calls first. `Checkpointer` does this itself.
@@ -184,7 +184,7 @@ class _WorkersHost(host.Host):
             device = parameter.device
         with tf.device(device):
             variable = next_creator(**kwargs)
-        # Every variable costs a message besides its bytes, so count more bytes for it.
+        # Every variable costs a message besides its bytes, so it counts as some more bytes.
         size = (variable.shape.num_elements() or 0) * variable.dtype.size
         self._sizes[device] += size + 1024
         return variable

@@ -17,8 +17,9 @@ _PATIENCE = 0.2
 class CallScheduler:
     """Schedules calls on the workers, as far as the bound on staleness allows.
 
-    All methods except `drain` and all callbacks need the lock of `news`, which is notified when a
-    call ends. Callers wait by `wait`, which also detects lost processes.
+    Hold the lock of `news` when calling any method except `drain`; callbacks run with the lock
+    held. `news` is notified when a call ends. Callers wait in `wait`, which also detects lost
+    processes.
 
     Attributes:
       news: condition that guards the state of the scheduler and of its callers.
@@ -34,7 +35,7 @@ class CallScheduler:
         """Begins no call yet.
 
         Args:
-          coordinator: runs each call on any idle worker, and again on another one if that dies.
+          coordinator: runs each call on any idle worker; repeats it on another one if that dies.
           bound: limits the calls that are open at the same time.
           tasks: detects lost processes.
           num_threads: greatest number of calls that `bound` allows at the same time.
@@ -65,7 +66,7 @@ class CallScheduler:
             raise self._failure
 
     def admits(self, updates: int) -> bool:
-        """Tells whether a call may begin now.
+        """Returns whether a call may begin now.
 
         Args:
           updates: number of steps of the call.
@@ -90,15 +91,15 @@ class CallScheduler:
         """
         key = object()
         if not self._bound.num_open:
-            self._tasks.note_news()  # No result was due before.
+            self._tasks.note_news()  # No result was expected before.
         self._bound.open(key, updates)
         self._waiting.put((key, function, arguments, on_end))
 
     def wait(self) -> None:
-        """Waits until a call ends, but at most for a moment. Needs the lock of `news`.
+        """Waits briefly for a call to end. The caller must hold the lock of `news`.
 
         Raises:
-          WorkerLost: if processes are lost, so that waiting is pointless.
+          WorkerLost: if lost processes make further waiting pointless.
         """
         self.check()
         self.news.wait(_PATIENCE)
@@ -149,7 +150,7 @@ class CallScheduler:
             return None, None
         results, error = _fetch(remote)
         # The coordinator keeps the error of a call. At the next `schedule` it would cancel all
-        # other calls in the middle of their steps. So none is scheduled until these have ended.
+        # other calls in the middle of their steps. So no call is scheduled until these have ended.
         self._is_halted |= error is not None
         return results, None if isinstance(error, tf.errors.CancelledError) else error
 

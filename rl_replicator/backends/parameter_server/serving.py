@@ -23,9 +23,9 @@ _UNREACHABLE_SECONDS = 30.0
 def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
     """Serves the coordinator, and ends this process with status 0 when the coordinator has ended.
 
-    So no process outlives the program, however that ends. On several machines, each process has a
-    supervisor of its own, and that of a coordinator that died starts it again: this process serves
-    the new one, or ends if there is none in time.
+    So no process outlives the program, however the program ends. On several machines, each process
+    has its own supervisor. If the coordinator dies, its supervisor restarts it: this process serves
+    the new coordinator, or ends if none starts in time.
 
     Args:
       cluster: cluster in which this process is a worker or a parameter server.
@@ -51,7 +51,7 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
     coordinator = cluster.address("chief", 0)
     _wait_for(coordinator, start_timeout)
     _wait_for_end_of(coordinator)
-    # On one machine, the supervisor of all starts all of them again.
+    # On one machine, one supervisor restarts all processes.
     while not is_one_machine and _is_back(coordinator, start_timeout):
         _wait_for_end_of(coordinator)
     del server
@@ -74,7 +74,7 @@ def _wait_for(coordinator: str, timeout: float) -> None:
 
 
 def _is_back(coordinator: str, timeout: float) -> bool:
-    """Waits for a coordinator that has ended, or was cut off, to listen again."""
+    """Waits for a lost coordinator to listen again; returns whether it did in time."""
     logging.getLogger(__name__).warning(
         "the coordinator (%s) is gone; waiting %g s for it to be restarted",
         coordinator,

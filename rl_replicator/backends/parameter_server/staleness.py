@@ -32,7 +32,7 @@ class Staleness:
 
 
 class Meter:
-    """Measures the staleness of steps on a parameter server, without an answer to the worker."""
+    """Measures the staleness of steps on a parameter server, without a reply to the worker."""
 
     def __init__(self, version: tf.Variable):
         """Creates a variable on the same server as `version`.
@@ -50,11 +50,11 @@ class Meter:
         return variable is self._version or variable is self._counts
 
     def before(self) -> tf.Tensor:
-        """Traced before a step: returns the number of updates so far."""
+        """Returns the number of updates so far; traced before a step."""
         return self._version.read_value()
 
     def after(self, before: tf.Tensor) -> None:
-        """Traced after a step: counts its update, and the updates of others meanwhile.
+        """Counts a step's update, and the updates by others during the step; traced after it.
 
         Args:
           before: return value of `before`.
@@ -118,7 +118,7 @@ class Bound:
         return self._max == 0
 
     def admits(self, updates: int) -> bool:
-        """Tells whether a call may begin now.
+        """Returns whether a call may begin now.
 
         Args:
           updates: number of steps of the call.
@@ -153,12 +153,12 @@ class Bound:
         del self._open[key]
 
     def _most_at_a_time(self, updates: int) -> int:
-        # Every worker has a call that runs and one that is queued.
+        # Every worker has one running and one queued call.
         full = 2 * self._num_workers
         if self._max is None:
             return full
         # If n calls of equal duration are always open, a call meets n - 1 others when it begins,
-        # and n - 1 more until it ends. With more open calls they wait for one another, which only
-        # pays while workers are idle.
+        # and n - 1 more until it ends. More open calls would wait for one another, which is only
+        # worthwhile while workers are idle.
         calls = self._max // updates
         return max(min(self._num_workers, calls + 1), min(full, 1 + calls // 2))

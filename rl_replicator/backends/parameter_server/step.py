@@ -17,8 +17,8 @@ from rl_replicator.step import inputs as inputs_lib
 class AsynchronousStep(compiled.ReplicatedStep):
     """A step that returns the outputs of workers' calls, in the order in which they finish.
 
-    Each call schedules as many calls on the workers as may run, and then waits for one to finish.
-    So the workers run ahead of the caller, by at most two calls per worker. With
+    Each call of the step schedules as many calls on the workers as may run, and then waits for one
+    to finish. So the workers run ahead of the caller, by at most two calls per worker. With
     `steps_per_call=K`, the K steps of a result may come from several workers if a worker had to
     wait for data.
     """
@@ -47,7 +47,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         self._schedule = schedule
         self._most_ahead = 2 * inputs.num_workers
         self._num_begun = 0
-        # Finished steps that were not returned yet: their number, and their outputs.
+        # Finished calls whose steps were not all returned yet: number of steps, and outputs.
         self._done: collections.deque[tuple[int, list[tf.Tensor]]] = collections.deque()
         self._num_done = 0  # Steps in `_done`.
         with host.registry.recording():
@@ -96,7 +96,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         return [v for v in super().assigned_variables() if not self._meter.owns(v)]
 
     def staleness(self) -> staleness.Staleness:
-        """Returns the staleness of all steps that were taken, also of those not yet returned."""
+        """Returns the staleness of all steps taken, including those not yet returned."""
         return self._meter.read()
 
     def _begin_more(self) -> None:
@@ -107,7 +107,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
             and self._schedule.admits(updates)
         ):
             # A worker that waits for data ends its call early. If no step may be stale, the next
-            # call takes the rest and no more: any others would come before the steps of other
+            # call takes only the remaining steps: any more would come before the steps of other
             # functions, which the caller takes in between.
             most = updates - self._num_done if self._schedule.is_serial else updates
             self._num_begun += 1
@@ -172,7 +172,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
             with self._inputs.on_worker() as worker:
                 head, *outputs = self._steps(one_step, arguments, most)
             head = tf.concat([tf.cast(head, tf.int64), [worker]], axis=0)
-            # In one tensor, because each tensor that is fetched costs a message.
+            # Packs all into one tensor, because each fetched tensor costs a message.
             return tf.stack([tf.io.serialize_tensor(x) for x in (head, *outputs)])
 
         self._dtypes = [tf.int64, *(x.dtype for x in one_step.outputs)]

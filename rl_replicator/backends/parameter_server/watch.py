@@ -18,14 +18,14 @@ _INTERVAL = 1.0
 _SERVER_PATIENCE = 0.9 * _INTERVAL
 _POLL_SECONDS = 0.1
 _SERVER = re.compile(r"/job:ps/replica:0/task:(\d+)")
-# The errors of a lost connection, and those of a server that knows nothing of this coordinator.
+# The errors of a lost connection, and those of a server that has no state of this coordinator.
 _LOST = (tf.errors.AbortedError, tf.errors.UnavailableError)
 _UNKNOWN = (tf.errors.InternalError, tf.errors.InvalidArgumentError)
 _UNKNOWN_THINGS = re.compile(r"Unable to find (a context_id|the relevant tensor remote_handle)")
 
 
 class Watch:
-    """Detects tasks that died or froze. Asks workers for answers only if no results arrive."""
+    """Detects tasks that died or froze. Runs operations on them only if no results arrive."""
 
     def __init__(self, cluster: cluster_lib.Cluster, worker_timeout: float):
         """Checks nothing yet.
@@ -33,7 +33,8 @@ class Watch:
         Args:
           cluster: the cluster.
           worker_timeout: seconds after which all workers are lost if none is reachable. If no
-            results arrive for half of it, all tasks are asked, and have the other half to answer.
+            results arrive for half of this time, each reachable task is sent an operation, and has
+            the other half to answer.
         """
         self._cluster = cluster
         self._worker_timeout = worker_timeout
@@ -111,7 +112,7 @@ class Watch:
           The error to raise instead; None if no parameter server is lost.
         """
         text = str(error)
-        # An error of the step itself may arrive by way of a server that waits for its results.
+        # An error of the step itself may arrive through a server that waits for its results.
         if not (
             isinstance(error, _LOST)
             or (isinstance(error, _UNKNOWN) and _UNKNOWN_THINGS.search(text))
@@ -188,14 +189,14 @@ class Watch:
 
 
 def _ask(tasks: list[Task]) -> set[Task]:
-    """Returns a set to which each task is added when it has executed a trivial operation."""
+    """Returns a set to which each task is added once it has executed a trivial operation."""
     answered: set[Task] = set()
 
     def ask(task: Task) -> None:
         kind, index = task
         try:
             with tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"):
-                # Not a constant, which would wait with the GIL held.
+                # Not a constant, because creating one would wait with the GIL held.
                 tf.raw_ops.Timestamp()
         except tf.errors.OpError:  # An error is an answer too; its cause is found elsewhere.
             pass
