@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 _TEMPORARY = ".saving-"
 _DAMAGED = "damaged-"
-# What TensorFlow raises if there is no space.
+# Name of the error that TensorFlow raises if there is no space.
 _FULL = "ResourceExhaustedError"
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 
@@ -49,8 +49,8 @@ class Part(Protocol):
 
     - `check(folder)` raises `CheckpointError` if the saved state does not fit. It is called after
       the checksums are verified and before any part is restored.
-    - `capture()` returns an object whose `save(folder)` writes the state at the time of the call,
-      whatever changes later. `Checkpointer.begin_save` needs it to write a part in the background.
+    - `capture()` returns an object whose `save(folder)` writes the state as of the call of
+      `capture`. `Checkpointer.begin_save` needs it to write a part in the background.
     """
 
     def save(self, folder: pathlib.Path) -> None:
@@ -119,9 +119,9 @@ class Checkpointer:
     def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
 
-        Waits for the steps that the background and other threads are taking on the variables of the
-        parts, even while they wait for data: a checkpoint holds whole steps. `cancel` a step that
-        may wait without end. `restore` waits in the same way.
+        A checkpoint holds whole steps. So this waits for the steps that run in the background and
+        in other threads on the variables of the parts, even while those steps wait for data.
+        `cancel` a step that may wait indefinitely. `restore` waits in the same way.
 
         Args:
           step: step after which the checkpoint is saved, at least 0.
@@ -163,7 +163,7 @@ class Checkpointer:
         self.wait()
         with pending_work.paused(_variables(parts)):
             captured = {name: copy() for name, copy in captures.items() if copy is not None}
-        # A thread for each save: it ends by itself, and the interpreter waits for it at its exit.
+        # Each save has its own thread, which ends by itself; the interpreter waits for it at exit.
         executor = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing = executor.submit(self._write, step, captured)
         executor.shutdown(wait=False)
@@ -298,8 +298,8 @@ class Checkpointer:
     def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Restores parts from the newest checkpoint, after verifying their files.
 
-        Restore parts that belong together with one call: while a run goes on, the next call may
-        find a newer checkpoint. Waits for a save that this object has begun.
+        Restore parts that belong together in one call: while a run is in progress, the next call
+        may find a newer checkpoint. Waits for a save that this object has begun.
 
         Args:
           parts: parts to restore, by name: all parts of the checkpoint, or some.
@@ -309,9 +309,9 @@ class Checkpointer:
 
         Raises:
           CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed, or
-            cannot be read; if the format is newer than this program; or if a part is missing or
-            does not fit. Nothing is restored then, unless a part's `restore` raised the error. Also
-            if the save for which it waited failed.
+            cannot be read; if the format is newer than this program; if a part is missing or does
+            not fit; or if the save that it waited for failed. Nothing is restored then, unless a
+            part's `restore` raised the error.
         """
         self.wait()
         info = self._of_newest(functools.partial(_restore, parts))
@@ -324,8 +324,8 @@ class Checkpointer:
     def _of_newest(self, read: Callable[[pathlib.Path], CheckpointInfo]) -> CheckpointInfo | None:
         """Returns what `read` returns for the folder of the newest checkpoint; None without one.
 
-        A run that goes on removes old checkpoints, perhaps while one of them is read: if that fails
-        and there is a newer one by then, that is read instead.
+        A run in progress removes old checkpoints, perhaps while one of them is being read: if the
+        read fails and there is a newer checkpoint by then, the newer one is read instead.
         """
         folders = self._folders()
         while folders:
@@ -374,7 +374,7 @@ def _variables(parts: Mapping[str, Part]) -> list[Any]:
 
 
 def _checked_step(step: Any) -> int:
-    """Returns a step as an int, which other kinds of integers are not for JSON."""
+    """Returns a step as an int, because JSON does not accept other types of integers."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -421,7 +421,7 @@ def check_local(path: str | os.PathLike) -> None:
 
 
 def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path, with a number at its end if there is something already."""
+    """Returns the path, with a number appended if the path already exists."""
     names = itertools.chain([path.name], (f"{path.name}_{i}" for i in itertools.count(2)))
     return next(free for free in map(path.with_name, names) if not os.path.lexists(free))
 
@@ -437,7 +437,7 @@ def _free(folder: pathlib.Path) -> int:
 
 
 def _is_disk_error(error: BaseException) -> bool:
-    # TensorFlow's file errors are no OSErrors. Compared by name, so as not to import TensorFlow.
+    # TensorFlow's file errors are not OSErrors. Compares names, to avoid importing TensorFlow.
     return (
         isinstance(error, OSError)
         or _is_over_limit(error)
@@ -450,15 +450,15 @@ def _is_disk_error(error: BaseException) -> bool:
 
 
 def _is_over_limit(error: BaseException) -> bool:
-    """Returns whether a file would have become larger than the user's limit, or a file system's."""
+    """Returns whether a file would have exceeded the user's or the file system's size limit."""
     if isinstance(error, OSError):
         return error.errno == errno.EFBIG
-    # TensorFlow's name for it is also that of the end of a dataset.
+    # TensorFlow uses the same type of error for the end of a dataset.
     return type(error).__name__ == "OutOfRangeError" and os.strerror(errno.EFBIG) in str(error)
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Returns whether an error of the disk says that there is no space."""
+    """Returns whether a disk error means that there is no space."""
     if isinstance(error, OSError):
         return errors.is_disk_full(error)
     return type(error).__name__ == _FULL

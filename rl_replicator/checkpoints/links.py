@@ -1,4 +1,4 @@
-"""Files that several checkpoints have in common."""
+"""Files that several checkpoints share."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import shutil
 
 
 def link_or_copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Makes a file the same as one of a checkpoint, which never changes.
+    """Links or copies a file of a checkpoint; files of checkpoints never change.
 
     A link takes neither time nor space. File systems without hard links, such as exFAT and many
     mounts of cloud storage, get a copy.

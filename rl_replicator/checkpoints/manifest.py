@@ -119,7 +119,7 @@ def verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
 
 @contextlib.contextmanager
 def _reading(path: pathlib.Path, expected: str) -> Iterator[None]:
-    """Tells a file that is missing, which is damage, from one that may be intact."""
+    """Raises `DamageError` for a missing file, `CheckpointError` for one that may be intact."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

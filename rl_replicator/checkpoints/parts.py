@@ -24,11 +24,11 @@ _STATE = "state.json"
 
 
 class TrackablePart:
-    """Models, optimizers and variables, whatever replicator holds them.
+    """Models, optimizers and variables of any replicator.
 
     Finds the variables as `tf.train.Checkpoint(**trackables)` does, and writes their plain values
-    under its names. So any replicator can restore what another one saved. With several processes,
-    the chief may save alone, and all processes restore.
+    under the same names. So any replicator can restore what another one saved. With several
+    processes, the chief may save alone, and all processes restore.
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
     with `Replicator.build_optimizer`.
@@ -101,7 +101,7 @@ class TrackablePart:
         """Checks that the variables that training changes are among those that are saved.
 
         A variable with SUM aggregation may be missing: it is the state of a metric, to which each
-        replica adds its own, and no checkpoint can hold it.
+        replica adds its own values, and no checkpoint can hold it.
 
         Args:
           variables: variables as they were created; see `ReplicatedStep.assigned_variables`.
@@ -133,8 +133,8 @@ class TrackablePart:
           folder: folder that `save` wrote.
 
         Raises:
-          CheckpointError: if a variable does not match, and names the first one; or if the saved
-            ones cannot be read.
+          CheckpointError: if a variable does not match (names the first one), or if the saved
+            variables cannot be read.
         """
         _, others = self._check_present(folder)
         for name, there in sorted(others.items()):
@@ -144,7 +144,7 @@ class TrackablePart:
         """Checks that every variable was saved with its shape and dtype.
 
         Returns:
-          The variables, by the name under which they were saved; descriptions of the saved
+          The variables, by the names under which they were saved, and descriptions of the saved
           variables that do not exist here, by name.
         """
         import tensorflow as tf
@@ -194,7 +194,7 @@ class TrackablePart:
 
         try:
             root = tf.train.Checkpoint(**self._trackables)
-        except ValueError:  # Whose text asks to open an issue of TensorFlow.
+        except ValueError:  # Its message asks users to open a TensorFlow issue.
             _check_trackable(self._trackables)
             raise
         view = tf.train.TrackableView(root)
@@ -244,7 +244,7 @@ class VariableValues:
         import tensorflow as tf
 
         tensors: Mapping[str, Any] = {name + _VALUE: x for name, x in self._values.items()}
-        if not tensors:  # TensorFlow writes no files without tensors. No reader looks for this one.
+        if not tensors:  # Without tensors, TensorFlow writes no files. Readers ignore this one.
             tensors = {_NOTHING: True}
         with tf.device("/cpu:0"):
             tf.raw_ops.SaveV2(
@@ -267,7 +267,7 @@ class VariableValues:
     def first_not_finite(self) -> str | None:
         """Returns the name of the first variable that holds NaN or infinity; None if none does."""
         for name, value in self._values.items():
-            # NumPy does not know that bfloat16 is a floating type.
+            # NumPy does not classify bfloat16 as a floating type.
             is_float = value.dtype.kind in "fc" or value.dtype.name == "bfloat16"
             if is_float and not np.isfinite(value).all():
                 return name
@@ -278,7 +278,8 @@ class _SavedValues:
     """Reads the values in a folder that `VariableValues.save` wrote; a context manager.
 
     TensorFlow takes the path of the files as a pattern and finds none in a folder such as
-    "lr=[1e-3]", although it has written them there. So it gets the path of the opened folder.
+    "lr=[1e-3]", although it has written them there. So it gets a path by way of the opened folder's
+    file descriptor.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -341,9 +342,9 @@ class TrackableSubset(TrackablePart):
 
         checkpointer.restore({"learner": TrackableSubset(network=network)})
 
-    A variable that several objects share was saved as a part of one of them: of those on the
-    shortest path to it, the first in alphabetical order. Pass that object, too; otherwise the
-    restore is refused.
+    A variable that several objects share was saved as a part of only one of them: of the objects
+    with the shortest path to it, the first in alphabetical order. Pass that object, too; otherwise
+    the restore is refused.
     """
 
     def capture(self) -> VariableValues:
@@ -360,8 +361,8 @@ class TrackableSubset(TrackablePart):
           folder: folder that `TrackablePart.save` wrote.
 
         Raises:
-          CheckpointError: if a variable was not saved, or was saved with another shape or dtype,
-            and names the first one; or if the saved ones cannot be read.
+          CheckpointError: if a variable was not saved, or was saved with another shape or dtype
+            (names the first one), or if the saved variables cannot be read.
         """
         self._check_present(folder)
 
@@ -370,11 +371,11 @@ class InputPart:
     """The position of an input, in steps, which is valid for any number of replicas.
 
     Restore it before the first step. With the same `input_fn` and global batch size, the data then
-    continues after the last step of the checkpoint. The data before it is read and dropped, so
-    `input_fn` must return the same data in the same order (a shuffle needs a seed). On another
-    number of replicas, it does so if batches of either size hold the same examples: repeat() the
-    data before batch(). If batches with `drop_remainder` are repeated, the global batch size must
-    divide an epoch, or each epoch drops other examples.
+    continues after the last step of the checkpoint. Earlier data is read and dropped, so `input_fn`
+    must return the same data in the same order (a shuffle needs a seed). With another number of
+    replicas, this works if batches of either size hold the same examples: repeat() the data before
+    batch(). If batches with `drop_remainder` are repeated, the global batch size must divide an
+    epoch; otherwise each epoch drops different examples.
     """
 
     def __init__(self, inputs: Any):
@@ -408,7 +409,7 @@ class InputPart:
 class JsonPart:
     """State made of JSON types and NumPy arrays, such as counters and random states.
 
-    State that could not be restored exactly is refused: dicts with keys other than strings, arrays
+    State that could not be restored exactly is rejected: dicts with keys other than strings, arrays
     of objects, structured arrays.
     """
 
@@ -417,8 +418,8 @@ class JsonPart:
 
         Args:
           get: returns the state to save.
-          set: is called with the saved state, in which tuples have become lists, and NumPy scalars
-            Python numbers.
+          set: called with the saved state, in which tuples have become lists, and NumPy scalars
+            have become Python numbers.
         """
         self._get = get
         self._set = set
@@ -450,7 +451,7 @@ class JsonPart:
 
 @dataclasses.dataclass(frozen=True)
 class _Text:
-    """State that is encoded already."""
+    """State that is already encoded."""
 
     text: str
 
@@ -477,7 +478,7 @@ def _check_trackable(trackables: Mapping[str, Any]) -> None:
 
 
 def _children(view: Any, path: str, node: Any) -> Mapping[str, Any]:
-    """Returns what an object holds; raises `CheckpointError` if that has no names that last."""
+    """Returns an object's children; raises `CheckpointError` if their names are not stable."""
     try:
         return view.children(node)
     except ValueError:

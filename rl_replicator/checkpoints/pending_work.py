@@ -16,7 +16,7 @@ class BackgroundWorker(Protocol):
     """Runs work in the background."""
 
     def paused(self, variables: Collection[Any] = ()) -> contextlib.AbstractContextManager[None]:
-        """Waits until all work that was started has ended; none begins in the context.
+        """Waits until all work that was started has ended; no work begins in the context.
 
         Args:
           variables: see `pending_work.paused`.
@@ -24,8 +24,8 @@ class BackgroundWorker(Protocol):
 
 
 _LOCK = threading.Lock()
-# In order: two threads that pause all workers must not wait for each other. They would if they were
-# doing background work themselves; see `Replicator.begin`.
+# Ordered, so that two threads that pause all workers do not deadlock. They would still deadlock if
+# they were doing background work themselves; see `Replicator.begin`.
 _REGISTERED: "list[weakref.ref[BackgroundWorker]]" = []
 
 
@@ -38,11 +38,12 @@ def register(worker: BackgroundWorker) -> None:
 
 @contextlib.contextmanager
 def paused(variables: Collection[Any] = ()) -> Iterator[None]:
-    """Context in which no background work changes variables; waits for what was started.
+    """Context in which no background work changes variables; first waits for work in progress.
 
     Args:
-      variables: what must not change at all: also waits for the steps that other threads take on
-        the replicators of these variables. They may wait for data, so it waits for no others.
+      variables: variables that nothing else may change either: also waits for the steps that other
+        threads take on the replicators of these variables. It does not wait for other threads on
+        other replicators, because their steps may wait for data.
 
     Raises:
       Exception: if background work raised it.

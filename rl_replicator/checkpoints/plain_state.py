@@ -1,4 +1,4 @@
-"""State as text: JSON, with NumPy arrays, of which all that is written is read back equal."""
+"""State as text: JSON with NumPy arrays. Rejects what would not be read back equal."""
 
 import base64
 import json
@@ -17,11 +17,11 @@ def encode(state: Any) -> str:
     """Returns state as text.
 
     Args:
-      state: JSON types with texts as keys, NumPy arrays of numbers, texts and times, and NumPy
-        scalars, which are written as Python's.
+      state: JSON types with strings as keys, NumPy arrays of numbers, strings and times, and NumPy
+        scalars, which are written as Python numbers.
 
     Raises:
-      CheckpointError: if `decode` would not give a part of it back; names that part.
+      CheckpointError: if `decode` could not restore a part of it; names that part.
     """
     try:
         return json.dumps(_plain(state, "state"))
@@ -52,7 +52,8 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray):
         return _plain_array(value, where)
     if isinstance(value, np.generic):
-        # Texts and doubles are Python's already. The kind of whole numbers is not that of times.
+        # np.str_ and np.float64 are subclasses of Python's types, and were returned above. Checks
+        # kinds rather than classes, because np.timedelta64 is a subclass of np.signedinteger.
         if value.dtype.kind in "biu" or value.dtype.name in ("float16", "float32", _BFLOAT16):
             return value.item()
         raise _refusal(f"a NumPy scalar of {value.dtype}", where, "convert it to a Python number")
@@ -78,7 +79,7 @@ def _plain_array(value: np.ndarray, where: str) -> dict[str, Any]:
     if type(value) is not np.ndarray:
         raise _refusal(type(value).__name__, where, "convert it with np.array, and a mask as well")
     dtype = value.dtype.name if value.dtype.name == _BFLOAT16 else value.dtype.str
-    # The short name of a structured type, or of one that NumPy does not have, means raw bytes.
+    # The `str` of a structured type, or of a type that NumPy lacks, denotes raw bytes.
     is_known = dtype == _BFLOAT16 or np.dtype(dtype) == value.dtype
     if not is_known or value.dtype.hasobject or value.dtype.itemsize == 0:
         raise _refusal(

@@ -1,4 +1,4 @@
-"""Reads and writes the values of variables on any replicator: as NumPy arrays."""
+"""Reads and writes the values of variables on any replicator, as NumPy arrays."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def read(name: str, variable: Any) -> np.ndarray:
     """
     copies = _copies(name, variable)
     value = copies[0].numpy()
-    if isinstance(value, bytes):  # A single text. Of other kinds, NumPy's scalars are arrays, too.
+    if isinstance(value, bytes):  # A scalar string. Other scalars are NumPy's, and act as arrays.
         return np.array(value, object)
     if len(copies) > 1 and variable.aggregation == tf.VariableAggregation.MEAN:
         others = [copy.numpy() for copy in copies[1:]]
@@ -41,10 +41,10 @@ def read(name: str, variable: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def read_without_communication(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Lets TensorFlow save the values that `read` returns.
+    """Makes TensorFlow save the values that `read` returns.
 
-    Those of variables that each replica updates alone, such as Keras's moving averages, it reduces
-    over all processes of a job otherwise, and waits for those that do not save.
+    Otherwise TensorFlow would reduce variables that each replica updates alone, such as Keras's
+    moving averages, over all processes of a job, and would wait for processes that do not save.
 
     Args:
       variables: variables by name, as for `read`.
@@ -55,7 +55,7 @@ def read_without_communication(variables: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, variable in variables.items():
             is_read_everywhere = variable.synchronization == tf.VariableSynchronization.ON_READ
-            # TensorFlow has no public way to say which value it saves.
+            # TensorFlow has no public way to specify the value that it saves.
             if is_read_everywhere and hasattr(variable, "values"):
                 value = tf.constant(read(name, variable))
                 variable._get_cross_replica = lambda value=value: value
