@@ -48,7 +48,7 @@ def replica_seed(seed: Any) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(seed, replica_id())
 
 
-@tf.autograph.experimental.do_not_convert  # It is traced faster.
+@tf.autograph.experimental.do_not_convert  # Makes tracing faster.
 def all_reduce(x: Any, op: str = "sum") -> Any:
     """Reduces each tensor elementwise over the replicas; every replica gets the result.
 

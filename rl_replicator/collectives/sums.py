@@ -22,8 +22,8 @@ def sum_changing_with(strategy: tf.distribute.Strategy, function: _VectorSum) ->
 
     Args:
       strategy: a strategy whose own all-reduce takes one shape only.
-      function: called inside of a replica while a step is traced; maps a vector and its length,
-        which is the same on all replicas, to the sum over replicas.
+      function: called on each replica while a step is traced; maps a vector and its length, which
+        is the same on all replicas, to the sum over replicas.
     """
     _CHANGING[strategy] = function
 
@@ -173,13 +173,13 @@ def record(call: str) -> None:
     current = call_log.current()
     if current is not None:
         index = static_replica_id() or 0
-        if index:  # The default strategy, which has a single replica, does not know its devices.
+        if index:  # The default strategy, which has a single replica, does not list its devices.
             index %= len(tf.distribute.get_strategy().extended.worker_devices)
         current.record(index, call)
 
 
 def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    # With a custom gradient, because the call log would not see TensorFlow's own.
+    # With a custom gradient, because TensorFlow's own would not be recorded in the call log.
     @tf.custom_gradient
     def summed(*xs: tf.Tensor) -> Any:
         is_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
@@ -215,8 +215,8 @@ def _sum_of_fixed(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 
 def _sum_of_changing(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # The shapes are equal on all replicas. But the checks of a step see that the sums do not depend
-    # on the replica only if the shapes, too, went through a collective.
+    # The shapes are equal on all replicas. But the checks of a step find that the sums do not
+    # depend on the replica only if the shapes also pass through a collective.
     dimensions = tf.concat([tf.shape(x, tf.int64) for x in xs], axis=0)
     agreed = tf.cast(_sum_of_fixed([dimensions])[0] // num_replicas(), tf.int32)
     shapes = tf.split(agreed, [x.shape.rank for x in xs])

@@ -86,7 +86,7 @@ class Cluster:
             content = json.loads(text)
             addresses, task = content["cluster"], content["task"]
             return cls(
-                # Anything but a list stays as it is, to be refused as what it is.
+                # Values that are not lists stay unchanged, so that the error shows them as given.
                 {k: tuple(v) if isinstance(v, list) else v for k, v in addresses.items()},
                 task["type"],
                 int(task["index"]),

@@ -16,11 +16,12 @@ from rl_replicator.processes.guard import Guard
 from rl_replicator.processes.process_group import ProcessGroup
 from rl_replicator.processes.restarts import Restarts
 
-# Wait after a first failure, because another process may fail too and reveal the cause.
+# Wait after a first failure, because another process may fail too, and reveal the cause.
 _SETTLE_SECONDS = 0.3
-# The last lines of ended processes are awaited this long, if nobody reads our output.
+# Longest wait for the last lines of ended processes, in case nobody reads the output.
 _OUTPUT_SECONDS = 20.0
-# Wrong arguments, weights that are NaN, or a full disk: a restart would end the same way.
+# Exit statuses after which a restart would end the same way: wrong arguments, NaN weights, or a
+# full disk.
 _FINAL = (2, errors.DISK_STATUS)
 
 
@@ -66,7 +67,7 @@ class LocalJob:
         self._is_in_haste = False
 
     def start(self) -> None:
-        """Starts all tasks; again after `stop`."""
+        """Starts all tasks; called again after `stop` for a restart."""
         self._again_at = {}
         self._failed_at = None
         self._running = {}
@@ -113,13 +114,13 @@ class LocalJob:
         return Outcome(_shell_status(status), f"{task.name} {_describe_status(status)}")
 
     def hurry(self) -> None:
-        """Makes `stop` kill what has not ended, without grace; signal handlers may call it."""
+        """Makes `stop` kill the remaining processes immediately; signal handlers may call it."""
         self._is_in_haste = True
 
     def stop(self, grace_seconds: float) -> None:
         """Ends all processes, first by SIGTERM and then by SIGKILL; reports which were killed.
 
-        Tasks that end the job come first: a chief that saves reads what parameter servers hold.
+        Tasks with `ends_job` come first: a chief that saves reads variables of parameter servers.
 
         Args:
           grace_seconds: seconds between the two signals.
@@ -136,7 +137,7 @@ class LocalJob:
         self._guard.close()
 
     def _terminate(self, groups: Mapping[JobTask, ProcessGroup], grace_seconds: float) -> None:
-        """Tells processes to end, waits until they have, and kills those that have not in time."""
+        """Asks processes to end, waits for them, and kills those that do not end in time."""
         for group in groups.values():
             group.send_signal(signal.SIGTERM)
             group.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
@@ -183,7 +184,7 @@ class Ports:
           count: number of ports.
 
         Raises:
-          ConfigError: if there are not so many.
+          ConfigError: if this process cannot reserve that many.
         """
         try:
             self._sockets = [ports.reserve("") for _ in range(count)]
@@ -205,7 +206,7 @@ def make_tasks(
     """Returns the tasks of a job on this machine, each with its TF_CONFIG and its GPUs.
 
     Args:
-      num_workers: number of workers, without the chief that a job with parameter servers has too.
+      num_workers: number of workers, not counting the chief of a job with parameter servers.
       num_parameter_servers: number of parameter servers; 0 for a synchronous job.
       addresses: one address for each task.
 
@@ -236,7 +237,7 @@ def make_tasks(
 
 
 def report(line: str) -> None:
-    """Prints a line of the supervisor to standard error; a job goes on if nobody can read it."""
+    """Prints a line of the supervisor to standard error; a job continues if that fails."""
     with contextlib.suppress(OSError):
         print(f"supervisor | {line}", file=sys.stderr, flush=True)
 

@@ -12,8 +12,8 @@ from rl_replicator.processes import ports
 def check_may_listen(own_address: str, addresses: Iterable[str]) -> None:
     """Checks that TensorFlow's server may be started at the address of this process.
 
-    It would share the port with another process without an error, and it gives everybody who can
-    connect the files of the user.
+    The server would share the port with another process without an error, and it gives everyone who
+    can connect access to the user's files.
 
     Args:
       own_address: `host:port` of this process.
@@ -70,15 +70,15 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
 
     Args:
       own_address: `host:port` of this process, whose server is listening.
-      addresses: the addresses of all processes of the job. The job is on one machine if all are of
-        the loopback interface.
+      addresses: the addresses of all processes of the job. The job is on one machine if all of them
+        are loopback addresses.
       device: name of the loopback interface.
 
     Returns:
       Whether the port is confined.
 
     Raises:
-      OpenPortError: if it should be and cannot, and the user has not allowed open ports.
+      OpenPortError: if the port cannot be confined, and the user has not allowed open ports.
     """
     if not all(_is_loopback(address) for address in addresses):
         return False
@@ -95,4 +95,4 @@ def _is_loopback(address: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # The name of a machine.
+        return False  # A host name.

@@ -54,7 +54,7 @@ class RestartLoop:
         self._stop = stop
         self._restarts = restarts
         self._report = report
-        # Not an event: a signal handler would wait for the lock that the thread below it may hold.
+        # Not an event: a signal handler would wait for a lock that the interrupted thread may hold.
         self._has_ended = False
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class RestartLoop:
         return None
 
     def _sleep(self, seconds: float) -> bool:
-        """Sleeps unless `end` is called; returns whether it was not."""
+        """Sleeps; returns True after the given time, or False as soon as `end` is called."""
         deadline = time.monotonic() + seconds
         while not self._has_ended and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_SECONDS))

@@ -21,18 +21,18 @@ _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A place for processes.
+    """A share of the processors, on which processes run.
 
     Attributes:
-      processors: indices of those that the processes may use; empty for all.
+      processors: indices of the processors that the processes may use; empty for all.
     """
 
     processors: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """Returns what is added to the environment of a process.
+        """Returns the environment variables to add for a process.
 
-        TensorFlow would otherwise start threads for all processors of the machine.
+        Without them, TensorFlow would start threads for all processors of the machine.
         """
         if not self.processors or _THREADS in os.environ:
             return {}
@@ -59,12 +59,12 @@ def end_all(
     is_urgent: Callable[[], bool],
     on_look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Asks processes to save and to end, and waits for them; kills those that take too long.
+    """Asks processes to save and end, and waits for them; kills those that take too long.
 
     Args:
       processes: the processes.
-      is_urgent: returns whether to kill them at once.
-      on_look: called while it waits.
+      is_urgent: returns whether to kill them immediately.
+      on_look: called repeatedly during the wait.
     """
     for process in processes:
         process.interrupt()
@@ -78,9 +78,9 @@ def end_all(
 
 
 class RunProcess:
-    """The process of a run. It cannot outlive this one.
+    """The process of a run. It cannot outlive this process.
 
-    It is in a process group of its own, so that Ctrl-C reaches it once only, through `interrupt`.
+    It has its own process group, so that Ctrl-C reaches it only once, through `interrupt`.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class RunProcess:
         slot: Slot,
         variables: Mapping[str, str] | None = None,
     ):
-        """Starts it.
+        """Starts the process.
 
         Args:
-          command: the words of its command.
-          log: file that its output is added to; its directory is created.
+          command: the command and its arguments.
+          log: file to which the output is appended; its directory is created.
           slot: the processors that it may use.
           variables: environment variables that are set if the user has not set them.
         """
@@ -108,19 +108,19 @@ class RunProcess:
             os.sched_setaffinity(self._group.pid, slot.processors)
 
     def poll(self) -> int | None:
-        """Returns the exit status, or minus the signal that killed it; None while it runs."""
+        """Returns the exit status, or the negative signal that killed it; None while it runs."""
         return self._group.poll()
 
     def interrupt(self) -> None:
-        """Asks it to save and to end."""
+        """Asks the process to save and end."""
         self._group.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kills it and what it has started."""
+        """Kills the process and those that it has started."""
         self._group.kill()
 
     def reason(self) -> str:
-        """Returns one line that says how it ended: its status and the last line of its output."""
+        """Returns one line that describes how it ended: status and last line of the output."""
         how = output.describe_end(self.poll() or 0)
         lines: list[str] = []
         with contextlib.suppress(OSError):  # Someone has deleted it.

@@ -3,8 +3,8 @@
     python -m rl_replicator.jobs --workers 2 -- python train.py --resume
     python -m rl_replicator.jobs --workers 2 --parameter-servers 1 -- python train.py --resume
 
-The exit status is that of the job, 130 after Ctrl-C, 143 after SIGTERM, and 129 after SIGHUP, the
-end of the terminal. `docs/scaling.md` says which processes are restarted, and how they end.
+The exit status is that of the job, 130 after Ctrl-C, 143 after SIGTERM, and 129 after SIGHUP (the
+terminal was closed). `docs/scaling.md` describes which processes are restarted, and how they end.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from rl_replicator.jobs.run_process import SECONDS_TO_END
 from rl_replicator.processes import signals
 from rl_replicator.processes.restarts import Restarts
 
-# After a failure, the other processes have nothing to save: they continue from the last checkpoint.
+# Grace period after a failure. The other processes have nothing to save: a restart continues from
+# the last checkpoint.
 _SECONDS_AFTER_FAILURE = 5.0
 
 
