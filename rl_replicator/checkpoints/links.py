@@ -16,9 +16,12 @@ def link_or_copy(source: pathlib.Path, target: pathlib.Path) -> None:
       target: the new file.
 
     Raises:
+      FileExistsError: if there is a file: it may be linked to that of another checkpoint.
       OSError: if it cannot be copied either.
     """
     try:
         os.link(source, target)
+    except FileExistsError:
+        raise
     except OSError:
         shutil.copyfile(source, target)
