@@ -1,4 +1,4 @@
-"""What can be checked of GPUs without one: the graph, its placement, and the environment."""
+"""What can be checked about GPUs without one: the graph, its placement, and the environment."""
 
 import collections
 import subprocess
@@ -51,7 +51,7 @@ def test_gpus_add_up_with_nccl(monkeypatch):
     monkeypatch.setattr(devices, "_available", lambda: GPUS)
     counts = trace(rr.MultiDeviceReplicator(devices=GPUS))
     sums = {device: n for (op, device), n in counts.items() if op == "NcclAllReduce"}
-    # The gradients of both replicas, and what is gathered: on each GPU alike.
+    # Each GPU sums the gradients and the gathered values.
     assert sums.keys() == {"GPU:0", "GPU:1"} and sums["GPU:0"] == sums["GPU:1"] >= 2
     # Each replica computes, and updates its copy of the variables, on its own GPU.
     for op in ("MatMul", "ResourceApplyAdam"):
@@ -83,7 +83,7 @@ def sparse_operations(replicator):
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
 def test_gpus_sum_rows_in_one_order(monkeypatch):
-    """TensorFlow's kernels do not, and the replicas' tables would differ in their last bits."""
+    """TensorFlow's kernels do not, so that the replicas' tables would differ in their last bits."""
     monkeypatch.setattr(devices, "_available", lambda: GPUS)
     counts = sparse_operations(rr.MultiDeviceReplicator(devices=GPUS))
     sorts = {device: n for (op, device), n in counts.items() if op == "TopKV2"}
@@ -136,7 +136,7 @@ def test_gpu_memory_grows(monkeypatch):
     [
         ([], (), tf.distribute.ReductionToOneDevice),  # The program hides the machine's GPUs.
         ([None, None], GPUS, tf.distribute.NcclAllReduce),
-        ([2], GPUS, tf.distribute.ReductionToOneDevice),  # NCCL takes each GPU once.
+        ([2], GPUS, tf.distribute.ReductionToOneDevice),  # NCCL accepts each GPU only once.
         ([None, 2], (*GPUS, "/gpu:2"), tf.distribute.ReductionToOneDevice),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_program_can_hide_and_split_gpus(monkeypatch, parts, names, sums):
         ("3,5,7", 1, ["3,5,7"]),
         ("-1", 2, [None, None]),  # Hides all GPUs.
         ("0, GPU-6f,-1,2", 2, ["0", "GPU-6f"]),  # CUDA ignores what follows an invalid name.
-        ("0,1,2,3,4", 2, ["0,1", "2,3"]),  # Equal shares: every worker has as many replicas.
+        ("0,1,2,3,4", 2, ["0,1", "2,3"]),  # Equal shares, for equal numbers of replicas.
     ],
 )
 def test_workers_divide_the_gpus(monkeypatch, visible, workers, expected):

@@ -1,4 +1,4 @@
-"""Steps that XLA compiles. That they compute the same, tests/conformance/test_equality.py holds."""
+"""Steps that XLA compiles; tests/conformance/test_equality.py checks that they compute the same."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_an_evaluation_may_have_dynamic_shapes():
 
 @pytest.fixture
 def usual_compiler():
-    """That of a process without a mesh; the other one cannot compile `tf.unique`."""
+    """The compiler of a process without a mesh; the other one cannot compile `tf.unique`."""
     is_other = eager_context.context().enable_mlir_bridge == 1
     tf.config.experimental.disable_mlir_bridge()
     yield
@@ -127,7 +127,7 @@ CLIPPED = {"max_global_norm": 0.5}
     ids=["momentum", "adam", "own adam", "own adam, clipped", "keras", "legacy"],
 )
 def test_rows_are_merged_as_without_xla(make_optimizer, options):
-    """Once for clipping, and again in optimizers that write rows."""
+    """Rows are merged once for clipping, and again in optimizers that write rows."""
     got, expected = (
         after_sparse_steps(name, make_optimizer, options)
         for name in ("single_device:xla", "single_device")

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, checked before use, the same under every replica count."""
+"""Checkpoints: complete or absent, checked before use, the same for any number of replicas."""
 
 import contextlib
 import ctypes
@@ -93,7 +93,7 @@ def test_one_is_enough_to_keep(tmp_path):
 
 
 def test_the_newest_is_the_one_of_the_highest_number(tmp_path):
-    """Not of the last name, and however the file system orders its entries."""
+    """Not the one whose name sorts last, and in whatever order the file system lists them."""
     checkpointer = checkpoints.Checkpointer(tmp_path, keep=9)
     checkpointer.save(1, {"blob": Blob(b"1")})
     (tmp_path / "000001_step_1").rename(tmp_path / "999996_step_1")
@@ -124,7 +124,7 @@ def test_all_bytes_are_on_the_disk_before_a_checkpoint_has_its_name(tmp_path, mo
     inside = ["", "/blob", "/blob/blob", "/manifest.json"]
     *before, last = synced
     assert sorted(before) == [(temporary + path, [temporary]) for path in inside]
-    assert before[-1][0] == temporary  # Its entries: after the files themselves.
+    assert before[-1][0] == temporary  # The folder itself comes after its files.
     assert last == (".", [final])
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(saved, tmp_path, caplog, damag
     blob = Blob()
     assert saved.restore({"blob": blob}) == info == saved.latest()
     assert blob.content == b"content of step 10"
-    saved.save(30, {"blob": Blob()})  # A number of its own, and the damaged folder stays.
+    saved.save(30, {"blob": Blob()})  # Reuses the number; the damaged folder stays.
     assert names(tmp_path) == ["000001_step_10", "000002_step_30", "damaged-000002_step_20"]
 
 
@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
 
 
 def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
-    """What is written of it when the disk is full says little, and the oldest says nothing."""
+    """Neither what was written before the disk was full nor the oldest checkpoint predicts this."""
 
     class Full(Blob):
         def save(self, folder):
@@ -369,7 +369,7 @@ def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
     ],
 )
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number, remedy):
-    """Space is asked for only where there is too little of it."""
+    """The error asks for more space only if there is too little of it."""
 
     def fail(self, **options):
         raise OSError(number, os.strerror(number))
@@ -531,7 +531,7 @@ def test_check_comes_before_every_restore(tmp_path):
 
 
 class CapturedFullDisk(FullDisk):
-    """A full disk that is found in the background."""
+    """A part that finds the disk full in the background."""
 
     def capture(self):
         return self
@@ -590,7 +590,7 @@ def test_the_last_save_is_complete_at_the_end_of_the_context(saved, tmp_path, ca
 
 
 class Worker:
-    """Background work, such as steps on parameter servers, which ends when it is waited for."""
+    """Background work, such as steps on parameter servers, which finishes when it is paused."""
 
     def __init__(self, work):
         self._work = work
@@ -609,7 +609,7 @@ def test_a_save_holds_what_background_work_has_changed(tmp_path, method):
     checkpointer = checkpoints.Checkpointer(tmp_path)
     getattr(checkpointer, method)(1, {"state": parts.JsonPart(lambda: state, state.update)})
     assert (checkpointer.wait() or checkpointer.latest()).step == 1
-    del worker  # Nobody waits for it any longer.
+    del worker  # Restoring no longer pauses it.
     restored = {}
     checkpointer.restore({"state": parts.JsonPart(dict, restored.update)})
     assert (restored, state) == ({"n": 1}, {"n": 1})
@@ -625,7 +625,7 @@ def test_background_work_ends_before_anything_is_restored(saved):
 
 
 def test_background_work_is_paused_in_the_order_in_which_it_was_registered():
-    """Two threads that pause the same work would otherwise wait for each other."""
+    """Otherwise, two threads that pause the same work could deadlock."""
     paused = []
     workers = [Worker(lambda number=number: paused.append(number)) for number in range(50)]
     with pending_work.paused():

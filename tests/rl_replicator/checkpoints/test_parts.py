@@ -23,7 +23,7 @@ def make(name):
 
 
 def filled(name):
-    """A model and an optimizer whose variables all have other values."""
+    """A model and an optimizer whose variables all have different values."""
     replicator, model, optimizer = make(name)
     with replicator.scope():
         for i, variable in enumerate([*model.variables, *optimizer.variables]):
@@ -55,7 +55,7 @@ def test_tensorflow_restores_an_export(name, tmp_path):
 
 
 def test_an_export_does_not_communicate(tmp_path, monkeypatch):
-    """In a job, the chief alone exports: TensorFlow would wait for the other processes."""
+    """In a job, only the chief exports: a reduction would wait for the other processes."""
     rr.split_cpu(2)
     replicator = rr.make("multi_device:2")
     with replicator.scope():
@@ -89,7 +89,7 @@ def test_a_variable_of_unknown_length_comes_back(tmp_path):
 
 @pytest.mark.parametrize("folder", ["lr=[1e-3]", r"a\b", "what?*{a,b}"])
 def test_a_folder_whose_name_is_a_pattern(folder, tmp_path):
-    """TensorFlow looks for the files by a pattern, which need not match its own path."""
+    """TensorFlow uses the path as a glob pattern, which need not match the path itself."""
     x = tf.Variable(1.0)
     part = parts.TrackablePart(x=x)
     checkpointer = checkpoints.Checkpointer(tmp_path / folder)
@@ -115,7 +115,7 @@ def test_variables_that_cannot_be_read(tmp_path):
 
 
 def test_variables_have_the_names_that_tensorflow_gives_them(tmp_path):
-    """The shortest paths, with dots and slashes escaped; so other programs find them, too."""
+    """The shortest paths, with dots and slashes escaped, so that other programs find them, too."""
     v = [tf.Variable(float(i)) for i in range(5)]
     box = tf.train.Checkpoint
     inner = box(x=v[0], y=v[1])
@@ -206,7 +206,7 @@ def test_a_subset_that_does_not_fit(tmp_path):
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2", "mesh:data=2"])
 def test_a_variable_that_would_not_be_saved(name):
-    """Keras wraps variables that it casts; the states of its metrics no checkpoint can hold."""
+    """Keras wraps variables that it casts; no checkpoint can hold the states of its metrics."""
     rr.split_cpu(2)
     with rr.make(name).scope():
         layer = tf.keras.layers.Dense(2, dtype="mixed_float16")

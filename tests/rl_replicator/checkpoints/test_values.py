@@ -25,7 +25,7 @@ def test_every_type_of_value(tmp_path):
 
 
 def copied(replicas, aggregation, copies):
-    """A variable with copies of these values; "NONE" is what TensorFlow has without a choice."""
+    """A variable whose copies have these values; "NONE" is TensorFlow's default aggregation."""
     with rr.make(f"multi_device:{replicas}").scope():
         variable = tf.Variable(
             tf.zeros_like(copies[0]),
@@ -60,7 +60,7 @@ def test_copies_that_are_to_be_averaged(tmp_path):
 
 
 def test_equal_copies_are_not_averaged():
-    """In float32, the mean of three numbers that are equal may be another number."""
+    """In float32, the mean of three equal numbers may differ from them."""
     value = np.float32(0.9)
     assert values.read("mean", copied(3, "MEAN", [value] * 3)) == value
 

@@ -1,4 +1,4 @@
-"""What every collective must give, values and gradients, in NumPy. For any kind of replicator."""
+"""The expected values and gradients of every collective, in NumPy, for any kind of replicator."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,7 @@ from rl_replicator import collectives
 
 FLOATS = ("float32", "float64", "float16", "bfloat16", "complex64")
 DTYPES = (*FLOATS, "int32", "int64", "int8", "uint8", "uint32", "uint64", "bool")
-# Every dtype; scalars, matrices and nothing at all. The first goes through all collectives.
+# Every dtype; scalars, matrices and an empty array. The first goes through all collectives.
 FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((2, 2), "complex64")]
 FIXED += [((2, 3) if i % 2 else (), d) for i, d in enumerate(DTYPES)]
 # Other shapes: of three axes, and of a length of 1.
@@ -39,7 +39,7 @@ def draw(seed, count, specs):
 
 
 def collectives_of(x, count):
-    """Name -> collective, for all that `x` can go through."""
+    """Name -> collective, for all collectives that accept `x`."""
     found = {
         "mean": collectives.all_mean,
         "gather": collectives.all_gather,
@@ -53,14 +53,14 @@ def collectives_of(x, count):
 
 
 def weights(x, name, seed):
-    """[count, ...] of each replica's loss over a collective's result."""
+    """The weights of each replica's loss over a collective's result, [count, ...]."""
     rng = np.random.default_rng(seed)
     shape = (x.shape[0], *x.shape) if name == "gather" else x.shape
     return rng.integers(-4, 4, size=shape).astype(np.float32)
 
 
 def make_step(xs, count, seed):
-    """A step function: all collectives of all arrays, a nest for each, and their gradients."""
+    """Returns a step function that computes each collective of a nest of arrays, and gradients."""
     names = ("sum", "mean", "min", "max", "gather", "broadcast")
 
     def step_fn(replica):
@@ -86,7 +86,7 @@ def make_step(xs, count, seed):
 
 
 def value(x, name, count):
-    """What a replica gets."""
+    """The expected result on each replica."""
     wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
     if name == "gather":
         return wide
@@ -96,7 +96,7 @@ def value(x, name, count):
 
 
 def gradient(x, name, seed):
-    """What each replica's value gets, [count, ...]; of a complex one, by its real part."""
+    """The expected gradient of each replica's value, [count, ...]; its real part if complex."""
     w = weights(x, name, seed)
     count = x.shape[0]
     total = np.broadcast_to(w.sum(0), w.shape)
@@ -116,7 +116,7 @@ def gradient(x, name, seed):
 
 
 def check(results, xs, count, seed):
-    """Compares what `Replicator.gather` made of the step's results: [count] + shape."""
+    """Checks the step's results, which `Replicator.gather` has stacked: [count] + shape."""
     for name, result in results.items():
         assert result["nest"]["none"] == [None] and result["nest"]["empty"] == []
         for i, got in result["nest"]["some"].items():

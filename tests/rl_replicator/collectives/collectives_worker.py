@@ -18,7 +18,7 @@ def main():
     inputs = replicator.make_inputs(lambda context: collectives.replica_id)
 
     def ones(number):
-        """[number], of unknown length."""
+        """Ones [number], whose length is not known statically."""
         return tf.ones([number + tf.cast(tf.random.uniform([]), tf.int32)])
 
     def run(step_fn):

@@ -20,8 +20,8 @@ from tests.suite import forked
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 COUNTS = (1, 2, 4)
 ROOT = pathlib.Path(__file__).parents[3]
-# What goes through all collectives, of every number of replicas: one step each, because to compile
-# it takes most of the time.
+# The inputs of all collectives, for each number of replicas: one step each, because compilation
+# takes most of the time.
 SPECS = {
     1: [cases.FIXED[0], *cases.SHAPES],
     2: [*cases.FIXED, *cases.SHAPES],
@@ -42,15 +42,15 @@ def build(count, function, with_autograph=False):
 
 
 def ones(number):
-    """[number, 2], whose number of rows nobody can know before it runs."""
-    zero = tf.cast(tf.random.uniform([]), tf.int32)  # Which TensorFlow cannot foresee.
+    """Ones [number, 2], whose number of rows is unknown before the step runs."""
+    zero = tf.cast(tf.random.uniform([]), tf.int32)  # TensorFlow cannot infer it.
     x = tf.ones([number + zero, 2])
     assert x.shape.as_list() == [None, 2]
     return x
 
 
 def on_replicas(count, function):
-    """Runs `function(replica number)` on each replica; the outputs, stacked over replicas."""
+    """Runs `function(replica number)` on each replica; returns the stacked outputs."""
     return replicator(count).gather(build(count, function)())
 
 
@@ -81,7 +81,7 @@ def test_the_mean_of_integer_rows_is_float32(count):
 
 
 def test_the_shape_of_a_row_stays_known():
-    """Layers that follow need it, though nobody knows how many rows there are."""
+    """The layers that follow need it, although the number of rows is unknown."""
     shapes = []
 
     def step_fn(replica):
@@ -193,7 +193,7 @@ def test_gradients_that_disagree_are_told_where():
 
 
 def hidden(kind, replica):
-    """A collective where not every replica may come by."""
+    """A collective that some replicas may not reach."""
     x = tf.cast(replica, tf.float32)
     if kind == "cond":
         return tf.cond(x < 1, lambda: collectives.all_sum(x), lambda: x)
@@ -214,7 +214,7 @@ def hidden(kind, replica):
 def test_collectives_that_not_all_may_reach_are_refused(count, kind):
     with pytest.raises(rr.ConfigError, match=r"inside tf.cond, a loop on tensors or a nested"):
         build(count, lambda replica: hidden(kind, replica))
-    # An error inside of tf.map_fn leaves this behind, on which TensorFlow's strategies stumble.
+    # An error inside tf.map_fn leaves this set, which makes TensorFlow's strategies fail.
     tf.compat.v1.get_variable_scope()._caching_device = None
 
 
@@ -236,7 +236,7 @@ def test_gradients_that_not_all_may_reach_are_refused():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_not_hidden_passes(count):
-    """Slots that appear in the step, higher gradients, and loops that only use the result."""
+    """Slots created in the step, higher-order gradients, and loops that only use the result."""
     with replicator(count).scope():
         model = snt.Linear(1)
         optimizer = replicator(count).wrap_optimizer(snt.optimizers.Adam(1e-2))
@@ -332,7 +332,7 @@ def test_each_replica_computes_its_own_items():
         return collectives.map_gather(function, [10, 11, 12])
 
     assert [x.tolist() for x in on_replicas(2, step_fn)] == [[10, 10], [11, 11], [12, 12]]
-    assert computed == [[10, 12], [11, 12]]  # The second has nothing to do in the last row.
+    assert computed == [[10, 12], [11, 12]]  # The second replica has no item in the last row.
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_values_and_gradients(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_maps(count):
-    """Of fewer items than replicas, of as many for each, and of more for some."""
+    """With fewer items than replicas, with equal shares, and with more items for some replicas."""
     rng = np.random.default_rng(count)
     lists = [rng.integers(-8, 8, size=(length, 3)).astype(np.float32) for length in (1, 4, 3)]
 
@@ -380,7 +380,7 @@ def test_maps(count):
 @pytest.mark.processes
 @pytest.mark.timeout(420)
 def test_two_processes():
-    ports = local_job.Ports(2)  # Others may not take them meanwhile.
+    ports = local_job.Ports(2)  # Reserved, so that no other program takes them.
     workers = []
     for index in range(2):
         task = {"cluster": {"worker": ports.addresses}, "task": {"type": "worker", "index": index}}

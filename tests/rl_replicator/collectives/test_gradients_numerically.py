@@ -34,7 +34,7 @@ CASES = {
 
 
 def weights(name):
-    """Of each replica's loss, [COUNT, shape of the value]."""
+    """The weights of each replica's loss, [COUNT, *shape of the value]."""
     shape = CASES[name][1](X).shape
     return np.random.default_rng(len(name)).normal(size=(COUNT, *shape))
 

@@ -1,4 +1,4 @@
-"""What the collectives become on TPUs, which share one trace and add up 32 bits at most."""
+"""What the collectives become on TPUs, which share one trace and sum at most 32 bits."""
 
 import numpy as np
 import tensorflow as tf

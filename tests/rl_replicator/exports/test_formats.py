@@ -1,4 +1,4 @@
-"""Models in every format, computed by the runtimes of these formats."""
+"""Models in every format, run by the runtimes of these formats."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ FILTERS, SCALE, OFFSET, MEAN = (
 GROUPED = np.ones([1, 1, 1, 2], np.float32)  # Two groups of one channel each.
 VARIANCE = RANDOM.uniform(0.5, 2, size=4).astype(np.float32)
 IMAGES = RANDOM.uniform(0, 255, size=(5, 6, 6, 2)).astype(np.uint8)
-LABELS = np.array([0, 2, -1, 3, 1], np.int32)  # -1 and 3 are no classes.
+LABELS = np.array([0, 2, -1, 3, 1], np.int32)  # -1 and 3 are not classes.
 
 
 def network(images, labels):
@@ -95,7 +95,7 @@ def test_other_runtimes_compute_the_same(tmp_path, runtime):
 
 
 def reductions(x):
-    """Has reductions that NumPy and ONNX would make otherwise: to wider integers, or over all."""
+    """Has reductions that NumPy or ONNX would compute in wider integers, or over all axes."""
     found = {"sum": tf.reduce_sum(x, 1), "max": tf.reduce_max(x, 1, keepdims=True)}
     for op in (tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min):
         found[op.__name__] = op(x, [])
@@ -211,7 +211,7 @@ def test_what_is_not_portable_is_refused(tmp_path, function, message):
 
 @pytest.mark.parametrize("is_mutable", [False, True])
 def test_lookup_tables(tmp_path, is_mutable):
-    """Nothing but the function refers to them: Keras' layers for words and classes have them."""
+    """Only the function refers to them, as in Keras' layers for words and classes."""
     keys, values = tf.constant([3, 5], tf.int64), tf.constant([1.0, 2.0])
     if is_mutable:
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, -1.0)
@@ -238,7 +238,7 @@ def test_an_output_with_the_name_of_an_input(tmp_path):
 
 
 def test_images_of_any_size(tmp_path):
-    """Without padding all sizes are computed; with it, the padding would depend on the size."""
+    """Without padding, any size works; with SAME, the padding would depend on the size."""
 
     def convolved(images, padding):
         return {"y": tf.nn.conv2d(images, tf.constant(FILTERS), 2, padding)}

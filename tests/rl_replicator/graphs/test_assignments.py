@@ -95,7 +95,7 @@ def test_the_state_of_a_generator_that_goes_on_is_assigned():
 
 @pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
 def test_variables_of_a_step(replicas):
-    """Those of the optimizer and of the statistics as well; each with all its copies."""
+    """The trained variables and the optimizer's, but none that the step only reads."""
     rr.split_cpu(2)
     replicator = rr.make(replicas)
     with replicator.scope():
@@ -123,7 +123,7 @@ def test_variables_of_a_step(replicas):
 
 
 def test_statistics_that_a_function_reads_are_not_written():
-    """Else a skipped step would restore them, and a step on replicas exchange them."""
+    """Otherwise a skipped step would restore them, and a step on replicas would exchange them."""
     statistic = tf.Variable(1.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
     written = []
 

@@ -58,7 +58,7 @@ def test_what_is_no_tensor_is_refused(name, receiver, replicas):
 
 @pytest.mark.parametrize("receiver", RETURN)
 def test_keys_of_several_types_are_refused(receiver):
-    """They have no order, by which the outputs are passed on."""
+    """They cannot be sorted, and outputs are passed on in the order of their keys."""
     replicator = rr.make("multi_device:2")
     data = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat()
     inputs = replicator.make_inputs(lambda context: data)

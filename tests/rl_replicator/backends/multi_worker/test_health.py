@@ -1,4 +1,4 @@
-"""Who is lost, from the answers of peers."""
+"""How the answers of peers determine which workers are lost."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ SILENT, RESTARTED = health.Answer.SILENT, health.Answer.RESTARTED
 
 
 class Peers:
-    """Two peers, of whom a test says how they answer."""
+    """Two peers whose answers are set by a test."""
 
     def __init__(self, peer_timeout=1.0):
         self.answers = {1: ALIVE, 3: ALIVE}
@@ -79,7 +79,7 @@ def test_those_lost_together_are_named_together(peers):
     seen = []
 
     def probe(index):
-        """The first sweep finds worker 3 alone, the one that follows both."""
+        """The first sweep finds worker 3 alone, and the next one finds both."""
         if index == 1:
             return RESTARTED if seen else ALIVE
         seen.append(index)
