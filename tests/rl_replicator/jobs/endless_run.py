@@ -14,6 +14,6 @@ except KeyboardInterrupt:
 
 
 def endless_run(folder):
-    """Returns its command, whether it runs, and whether it has saved: the last two as functions."""
+    """Returns its command, and two functions that tell whether it runs and whether it has saved."""
     command = [sys.executable, "-c", _PROGRAM, str(folder)]
     return command, (folder / "is_ready").exists, (folder / "saved").exists

@@ -41,7 +41,7 @@ def test_only_this_machine_can_connect_to_tensorflows_servers(tmp_path, options,
     job = subprocess.Popen(
         [*command, str(tmp_path / "program.py")],
         cwd=ROOT,
-        # A proxy, which nobody answers for, is not for the processes of a job.
+        # The processes of a job must not use a proxy; nothing answers at this one.
         env={**os.environ, "PYTHONPATH": str(ROOT), "http_proxy": "http://127.0.0.1:9"},
         stdout=subprocess.PIPE,
         text=True,

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SUPERVISOR = (sys.executable, "-m", "rl_replicator.jobs")
-# Counts its own starts in a file per task; `when` says what a task does in which start.
+# Counts the starts of each task in a file; tests append code for what the tasks do then.
 PROGRAM = """
 import json, os, pathlib, signal, socket, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -50,7 +50,7 @@ def listen():
 
 
 def impatient(after_signal=120.0, after_failure=5.0):
-    """The command of a supervisor that gives tasks these seconds to end."""
+    """The command of a supervisor that gives tasks this many seconds to end."""
     code = (
         "import sys; from rl_replicator.jobs import supervisor; "
         f"supervisor.SECONDS_TO_END = {after_signal}; "
@@ -61,7 +61,7 @@ def impatient(after_signal=120.0, after_failure=5.0):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a job whose tasks run `PROGRAM` and then `code`; returns it when it has ended."""
+    """Returns a function that starts a job whose tasks run `PROGRAM` and then `code`."""
     running = []
 
     def start(code, *options, environment=None, command=SUPERVISOR):
@@ -250,7 +250,7 @@ wait()"""
 def test_a_second_signal_kills_at_once(run, tmp_path):
     process = run("deaf()", "--workers", "2")
     tasks = ready(tmp_path, "worker 0", "worker 1")
-    while not all_gone(tasks):  # Two at a time may arrive as one.
+    while not all_gone(tasks):  # Two in quick succession may arrive as one.
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     status, text = finished(process)
@@ -290,7 +290,7 @@ def test_children_of_a_task_end_with_it(run, tmp_path):
         "(file.parent / 'child').write_text(str(child.pid))\ndie()"
     )
     finished(run(code, "--workers", "1", "--max-restarts", "0"))
-    wait_until_gone(pids(tmp_path, "child"))  # It was only sent SIGKILL.
+    wait_until_gone(pids(tmp_path, "child"))  # SIGKILL may take a moment.
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Batch norm on uneven replicas does what it does on one with all their examples."""
+"""Batch norm on uneven replicas equals batch norm on one replica with all their examples."""
 
 import functools
 
@@ -43,7 +43,7 @@ def compile_on(count, function):
 def test_one_replica_equals_sonnet():
     ours = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9)
     theirs = snt.BatchNorm(True, True, decay_rate=0.9)
-    # Of images, Sonnet's fused kernel would keep the unbiased variance.
+    # For images, Sonnet's fused kernel would keep the unbiased variance.
     for i in range(3):
         got, expected = ours(ROWS * i, is_training=True), theirs(ROWS * i, is_training=True)
         np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
@@ -80,7 +80,7 @@ def test_an_empty_batch_leaves_finite_statistics():
 
 
 def test_a_model_is_built_from_the_batch_that_it_is_given():
-    """Outside of steps there are no other replicas, although a strategy has two."""
+    """Outside of steps there are no other replicas, although the strategy has two."""
     with replicator(2).scope():
         norm = rr.CrossReplicaBatchNorm(True, True)
         got = norm(ROWS, True)
@@ -91,12 +91,12 @@ def test_defaults():
     norm = rr.CrossReplicaBatchNorm(True, True)
     for i, x in enumerate(([[-1e-3], [1e-3]], [[3.0], [5.0]])):
         y = norm(np.array(x, np.float32), True)
-        if i == 0:  # So small that epsilon, 1e-5, counts.
+        if i == 0:  # So small that epsilon, 1e-5, matters.
             np.testing.assert_allclose(y, np.array(x) / np.sqrt(1e-6 + 1e-5), 1e-4)
     # Averages with a decay of 0.999, and with bias correction.
     mean, variance = (metric.value[0, 0] for metric in (norm.moving_mean, norm.moving_variance))
     np.testing.assert_allclose([mean, variance], [4 / 1.999, (1 + 0.999e-6) / 1.999], 1e-4)
-    # And they are what is used without training.
+    # These averages are used when not training.
     y = norm(np.array([[7.0]], np.float32), False)
     np.testing.assert_allclose(y, [[(7 - mean) / np.sqrt(variance + 1e-5)]], 1e-4)
 
@@ -204,7 +204,7 @@ def test_keras_statistics_are_averaged():
     outputs, (mean, variance) = keras_state(2, synchronized=False)
     halves = [ROWS[:4], ROWS[4:]]
     expected = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) for x in halves])
-    np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each by its own.
+    np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each with its own statistics.
     np.testing.assert_allclose(mean, 0.75 * np.mean([x.mean(0) for x in halves], 0), 1e-5)
     np.testing.assert_allclose(variance, 0.25 + 0.75 * np.mean([x.var(0) for x in halves], 0), 1e-5)
 
@@ -259,9 +259,9 @@ def layers_with_statistics():
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("kind", layers_with_statistics())
 def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
-    """A NaN in the data must not stay in the moving averages; the next step goes on from them.
+    """A NaN in the data must not stay in the moving averages, which the next step updates.
 
-    Nor if the step reduces the gradients itself, and applies them in a branch.
+    This also holds if the step reduces the gradients itself, and applies them in a branch.
     """
     chosen = replicator(count)
     with chosen.scope():
@@ -309,7 +309,7 @@ def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
 
 
 class Net(snt.Module):
-    """A convolution or nothing, batch norm, and a weight for each output."""
+    """Batch norm, after a convolution if `is_conv`."""
 
     def __init__(self, is_conv, **options):
         super().__init__()
@@ -324,7 +324,7 @@ class Net(snt.Module):
 
 @functools.cache
 def trained(count, is_conv):
-    """Outputs, gradients to parameters and inputs, and the state after two steps."""
+    """The outputs and input gradients of the second step, and the state after it."""
     data = IMAGES if is_conv else ROWS
     chosen = replicator(count)
     with chosen.scope():
@@ -341,7 +341,7 @@ def trained(count, is_conv):
         parameters = net.trainable_variables
         to_x, *updates = tape.gradient(loss, [x, *parameters])
         optimizer.apply(updates, parameters)
-        # Of different shapes on the replicas, so filled up.
+        # Padded, because their shapes differ between replicas.
         rows = [[0, 8 - SIZES[count][replica]]] + [[0, 0]] * (y.shape.rank - 1)
         return tf.pad(y, rows), tf.pad(to_x, rows)
 

@@ -44,7 +44,7 @@ def run(num_inputs, num_units, dtype, kind=Linear):
 def test_products_in_bfloat16():
     y, (d_x, d_w, d_b), (x, g, w, b) = run(130, 128, tf.bfloat16)
     exact = rounded(x) @ rounded(w)
-    # The sums are float32, of which only the result is rounded to 8 bits; without oneDNN, cut off.
+    # The sums are in float32; only the results are rounded to 8 bits, or truncated without oneDNN.
     np.testing.assert_allclose(y - b, exact, rtol=2**-7, atol=1e-4)
     np.testing.assert_allclose(d_x, rounded(g) @ rounded(w).T, rtol=2**-7, atol=1e-4)
     np.testing.assert_allclose(d_w, rounded(x).T @ rounded(g), rtol=2**-7, atol=1e-4)

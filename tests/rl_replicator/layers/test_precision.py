@@ -31,7 +31,7 @@ def test_names_stay_what_they_are():
     ],
 )
 def test_accelerators(monkeypatch, devices, expected):
-    """Those of this machine are exchanged: none of the others is at hand."""
+    """Replaces this machine's accelerators by others, none of which is at hand."""
     details = [{} if x is None else {"compute_capability": x} for x in devices.get("GPU", [])]
     for name in ("list_physical_devices", "get_visible_devices"):
         monkeypatch.setattr(tf.config, name, lambda kind: range(len(devices.get(kind, []))))

@@ -1,4 +1,4 @@
-"""Commands that train run with the allocator that was chosen."""
+"""Commands that train run with the chosen allocator."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from rl_replicator.processes import allocator
 
-# Prints what the command's process has, before it parses its options.
+# Prints the command's process id, allocator and arguments instead of running the command.
 PROGRAM = """
 import os, sys
 from rl_replicator.cli import main
@@ -33,7 +33,7 @@ def start(*arguments, **variables):
     if process.returncode:
         return process.returncode
     pid, has_jemalloc, rest = output.strip().split(" ", 2)
-    assert int(pid) == process.pid  # A supervisor watches it.
+    assert int(pid) == process.pid  # A supervisor watches this process.
     return has_jemalloc == "True", rest
 
 

@@ -1,4 +1,4 @@
-"""The guard, while what this process has forked holds its input open."""
+"""The guard, while a fork of this process holds its input open."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Lines of processes in the output of this one."""
+"""Lines of other processes are copied to the output of this one."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def copy_parts(capsys):
 
 @pytest.mark.parametrize("form", [b"\r%d/4", b"%d/4\r"])
 def test_a_progress_bar_is_a_line_now_and_then(copy_parts, monkeypatch, form):
-    """It was held back, and grew, until its end."""
+    """It used to be held back, in a growing buffer, until its end."""
     updates = [form % number for number in (1, 2, 3, 4)]
     monkeypatch.setattr(output, "_BAR_SECS", 0.0)
     assert copy_parts(*updates) == [[], ["1/4"], ["2/4"], ["3/4"], ["4/4"]]
@@ -126,7 +126,7 @@ def test_no_line_is_lost_to_an_encoding(monkeypatch):
 
 
 def test_a_process_does_not_block_on_a_stream_of_the_script_that_fails(monkeypatch):
-    """The thread that copies died at the first line."""
+    """The copying thread used to die at the first such line."""
 
     class Tee:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Who listens on a port. Who may connect to it: `tests/rl_replicator/jobs/test_ports.py`."""
+"""Who listens on a port. `tests/rl_replicator/jobs/test_ports.py` tests who may connect to it."""
 
 import os
 import socket

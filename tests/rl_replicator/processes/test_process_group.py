@@ -42,14 +42,14 @@ def test_the_end_of_the_leader(tmp_path, script, code):
     group = start(tmp_path, script)
     assert group.wait() == group.poll() == code
     group.send_signal(signal.SIGTERM)
-    group.kill()  # Neither signals anybody else.
+    group.kill()  # Neither signals another process.
     assert group.wait() == code
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3)])
 def test_the_end_of_the_leader_if_this_process_has_ignored_its_children(tmp_path, script, code):
-    """As what has started it may have; the kernel then keeps no status."""
+    """Its parent may have done so, too; the kernel then keeps no status."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert start(tmp_path, script).wait() == code
@@ -85,7 +85,7 @@ def test_a_leader_that_a_signal_has_stopped(tmp_path):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["wait", "poll"])
 def test_a_status_that_is_lost_is_an_end(tmp_path, name):
-    """Somebody else, such as a handler of SIGCHLD, has asked the kernel for it."""
+    """Other code, such as a SIGCHLD handler, has already reaped the process."""
     group = start(tmp_path, "exit 0")
     os.waitpid(group.pid, 0)
     group.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Restarts are limited, and come after longer and longer pauses."""
+"""Restarts are limited, and follow increasingly long pauses."""
 
 import inspect
 
@@ -19,7 +19,7 @@ def test_what_has_recovered_is_counted_anew():
 
 
 def test_a_job_that_waits_for_one_of_its_processes_does_not_recover():
-    """Its life is the start and a call that is given up."""
+    """It lives only for its start and a call that times out."""
     default = inspect.signature(MultiWorkerReplicator).parameters
     lived = default["start_timeout"].default + default["call_timeout"].default + 60
     restarts = Restarts(2)

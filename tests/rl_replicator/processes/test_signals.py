@@ -122,7 +122,7 @@ def run(code):
 
 @pytest.mark.parametrize("number", signals.ENDING)
 def test_a_forked_process_ends_when_it_is_asked_to(number):
-    """However early: Python drops what a process gets before the hooks of the fork."""
+    """However early: Python drops signals that arrive before the hooks of the fork have run."""
     printed = run(f"""
         signal.signal({int(number)}, signal.SIG_DFL)
         with signals.handled(handle):
