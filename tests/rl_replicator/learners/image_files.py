@@ -22,7 +22,7 @@ def idx(path, array):
 
 
 def fashion_mnist(folder):
-    """Images whose brightness tells their label; every image has a first pixel of its own."""
+    """Images whose brightness encodes their label; the first pixel is the image's number."""
     rng = np.random.default_rng(0)
     for part, count, suffix in (("train", NUM_TRAIN, ".gz"), ("t10k", NUM_TEST, "")):
         labels = rng.integers(10, size=count)
@@ -51,7 +51,7 @@ def cifar(folder, is_binary):
 
 
 def records(folder, pattern, num_files, count, keys=("image/encoded", "image/class/label")):
-    """JPEG files of 40x60, and PNG files at every third place; label i + 1 is at brightness i."""
+    """JPEG images of 40x60, but every third is PNG; image i has brightness i and label i + 1."""
     for file in range(num_files):
         with tf.io.TFRecordWriter(str(folder / pattern.format(file, num_files))) as writer:
             for i in range(file, count, num_files):
@@ -87,9 +87,9 @@ def tfds(folder):
 
 
 def inception(folder):
-    """A graph with the names of Inception's, which takes one image at a time as that does.
+    """A graph with Inception's names, which takes one image at a time, as Inception does.
 
-    The features are the mean of each channel, / 128 - 1; the logits once the first, twice the next.
+    The features are the channels' means / 128 - 1; the logits, the first and twice the second.
     """
     with tf.Graph().as_default() as graph:
         image = tf.compat.v1.placeholder(tf.float32, [None, None, 3])

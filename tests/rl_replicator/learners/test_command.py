@@ -1,4 +1,4 @@
-"""A learner in a file of the user's own, outside of this repository."""
+"""A learner in the user's own file, outside this repository."""
 
 import dataclasses
 import enum
@@ -39,7 +39,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-# The tests themselves may have set it; the command does so if nobody has.
+# The tests themselves may have set it; the command sets it only if it is unset.
 INHERITED = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
 
 
@@ -514,9 +514,9 @@ def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeyp
     assert main.main(["eval", run]) == 0
     assert main.main(["eval", run, "--data-dir", "again"]) == 0
     export = ["export", run, "--out", "model", "--data-dir", "again"]
-    assert main.main(export) == 2  # Nothing is served; but the learner was made.
+    assert main.main(export) == 2  # It serves nothing, but the learner was made.
     assert places[2:] == [moved, moved, Path("again"), Path("again")]
-    # The data of a learner may look like a run: the one to export is the word without an option.
+    # A data folder may look like a run; the run to export is the positional argument.
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text("{}")
@@ -562,7 +562,7 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="refused"):
         mine.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
-    assert [*(tmp_path / "empty").iterdir()] == []  # It is the user's.
+    assert [*(tmp_path / "empty").iterdir()] == []  # The folder is the user's.
 
     class Ending(tiny_learners.Regression):
         def input_fn(self, context):
@@ -635,7 +635,7 @@ def test_a_number_of_steps_that_is_none_is_refused(tmp_path, monkeypatch, steps)
         learner = tiny_learners.Regression(replicator, config)
         learner.num_steps = steps
         if steps is None:
-            del learner.num_steps  # Its constructor has forgotten it.
+            del learner.num_steps  # As if the constructor had not set it.
         return learner
 
     monkeypatch.chdir(tmp_path)

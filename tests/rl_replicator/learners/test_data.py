@@ -1,4 +1,4 @@
-"""Files are read as they are; every pipeline has its part; a resumed run finds its place."""
+"""Files are read unchanged, pipelines read their own parts, and a resumed run finds its place."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def take(dataset, count):
 
 
 def parts(images, start, num_steps, num_replicas, num_pipelines, batch):
-    """What all pipelines feed to `num_steps` steps, in the order of the replicas."""
+    """What all pipelines feed to `num_steps` steps, one pipeline after the other."""
     each = [
         take(
             images.train(InputContext(num_replicas, i, num_pipelines), batch, start),
@@ -165,7 +165,7 @@ def test_images_of_records(large):
         for images, labels in dataset.as_numpy_iterator():
             assert images.shape[1:] == (16, 16, 3) and images.dtype == np.uint8
             spread = np.abs(images.astype(int) - labels[:, None, None, None])
-            assert spread.max() <= 1  # What JPEG loses.
+            assert spread.max() <= 1  # JPEG is lossy.
 
 
 def test_evaluation_of_records_has_every_image_once(large):
@@ -271,7 +271,7 @@ def test_a_thousand_files_that_are_not_imagenet(tmp_path):
 
 
 def test_windows():
-    # The shorter side stands for 256, of which 224 stay: 40 * 224 / 256 = 35.
+    # The shorter side corresponds to 256 pixels, of which 224 are kept: 40 * 224 / 256 = 35.
     np.testing.assert_array_equal(
         image_records.central_window(tf.constant([40, 60, 3]), 224), [2, 12, 35, 35]
     )

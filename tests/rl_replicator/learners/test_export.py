@@ -98,6 +98,6 @@ def test_a_learner_that_serves_nothing_says_so(run_dir):
 
 @pytest.mark.parametrize("names", [("x", "X"), ("_x",), ("1x",), ("é",), ("lambda",)])
 def test_names_that_a_graph_would_change_are_refused(names):
-    """The model would have inputs of other names than its card, or be refused by TensorFlow."""
+    """The model's inputs would not have the names in its card, or TensorFlow would refuse it."""
     with pytest.raises(errors.ConfigError, match=f"got {', '.join(map(repr, names))}; rename them"):
         learners.Served(lambda **given: given, dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""A learner from a compiled Keras model takes the steps of the model's own `fit`."""
+"""A learner from a compiled Keras model takes the same steps as the model's own `fit`."""
 
 import dataclasses
 import functools
@@ -69,7 +69,7 @@ make_learner = learners.from_keras(model_fn, data_fn, evaluation_data_fn)
 
 
 class Losses(tf.keras.callbacks.Callback):
-    """The loss of every step of `fit`, which reports running means."""
+    """Records the loss of every step of `fit`, which itself reports running means."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ SUM = Config(reduction="sum", is_weighted=True, evaluation_examples=36)
     ids=["one", "compiled", "two", "two weighted"],
 )
 def test_it_takes_the_steps_of_fit(replicas, config):
-    """The last batch of the evaluation, of 4 examples, is filled up and divided."""
+    """The last evaluation batch, of 4 examples, is padded and divided."""
     model, losses, figures = fit(config)
     check_equal(train(replicas, config), model, losses, figures)
     assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
@@ -167,7 +167,7 @@ def one_by_name(config):
     ],
 )
 def test_a_model_with_several_outputs(replicas, model_fn, data_fn, names):
-    """Its y is by name, also if the outputs are in a list. Its last batch is divided."""
+    """Its y is a dictionary, even if its outputs are a list. Its last batch is divided."""
     make = learners.from_keras(model_fn, data_fn, data_fn)
     model, losses, figures = fit(Config(), model_fn, data_fn, data_fn)
     check_equal(train(replicas, Config(), make), model, losses, figures)
@@ -175,7 +175,7 @@ def test_a_model_with_several_outputs(replicas, model_fn, data_fn, names):
 
 
 def sequences(config):
-    """Of different lengths: in the first batch, one replica has nothing, and labels -1 are void."""
+    """Sequences of varied length, empty in one replica's first batch; labels of -1 are ignored."""
     random = np.random.default_rng(0)
     x = random.integers(1, 9, size=(40, 5)) * (np.arange(5) < random.integers(1, 6, size=(40, 1)))
     x[:6] = 0
@@ -209,7 +209,7 @@ def test_a_loss_in_which_everything_is_masked():
 
 
 class Penalised(tf.keras.Sequential):
-    """Adds means of its own to the loss of `compile`: one by hand, and one by an object."""
+    """Adds its own means to the loss of `compile`: one by hand, and one by a loss object."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
         loss = super().compute_loss(x, y, y_pred, sample_weight)
@@ -229,7 +229,7 @@ def penalised(config: Config, kind=Penalised) -> tf.keras.Model:
 
 
 def test_a_model_computes_its_own_loss():
-    """On several replicas, Keras divides the loss of `compile` alone, and no sums."""
+    """On several replicas, Keras divides only the loss of `compile`, and does not divide sums."""
     make = learners.from_keras(penalised, data_fn, evaluation_data_fn)
     learner, losses, figures = train("multi_device:2", SUM, make)
     model, *_ = fit(SUM, penalised)
@@ -281,7 +281,7 @@ def test_a_replica_evaluates_without_examples():
         assert sums["examples"] == 40
         found.append(evaluation.metrics_fn(sums))
     one, two = found
-    # A metric that is a scalar is the mean of those of the batches.
+    # A scalar metric is the mean over batches, whose sizes differ here.
     assert np.isfinite(two.pop("<lambda>")) and np.isfinite(one.pop("<lambda>"))
     assert two == pytest.approx(one, rel=1e-5) and set(one) == {"loss", "accuracy"}
 
@@ -335,7 +335,7 @@ def test_a_dynamic_loss_scale_has_the_defaults():
 
 
 def test_an_average_of_the_weights_must_enter_them():
-    """`fit` ends with `finalize_variable_values`, which no step does."""
+    """`fit` ends with `finalize_variable_values`, which no step calls."""
 
     def averaged(config: Config, frequency=3) -> tf.keras.Model:
         model = model_fn(config)
@@ -365,7 +365,7 @@ def test_an_average_of_the_weights_must_enter_them():
 
 
 class Noise(tf.keras.layers.Layer):
-    """A layer with a generator of its own."""
+    """A layer with its own generator."""
 
     def __init__(self):
         super().__init__()
@@ -412,7 +412,7 @@ class Block(tf.keras.layers.Layer):
 
 
 def test_a_checkpoint_fits_whichever_layers_are_frozen(tmp_path):
-    """Keras lists the weights of a frozen layer within another one behind the others."""
+    """Keras lists the weights of a nested layer last if that layer is frozen."""
 
     def weights(*frozen):
         block = Block(frozen)
@@ -464,7 +464,7 @@ def test_data_that_are_no_dataset_are_refused():
 
 
 def test_data_without_y_are_refused():
-    """`fit` takes them, for a model whose layers add all losses."""
+    """`fit` accepts them, for a model whose layers add all losses."""
 
     def inputs(config):
         return tf.data.Dataset.from_tensor_slices({"x": X})
@@ -504,7 +504,7 @@ def test_data_that_are_batched_already_are_refused(caplog):
         replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
     learners.from_keras(model_fn, lambda config: batched(config).unbatch())(replicator, Config())
 
-    def next_steps(config):  # x and y have the same length, which the spec does not tell.
+    def next_steps(config):  # x and y have the same length, which the spec does not show.
         rows = tf.data.Dataset.from_tensor_slices(np.ones([8, 4, 1], np.float32)).batch(4)
         return rows.map(lambda x: (x[:, : tf.shape(x)[0] - 1], x[:, 1 : tf.shape(x)[0]])).unbatch()
 
@@ -562,7 +562,7 @@ class Above(tf.keras.metrics.Metric):
 
 
 class Untyped(Above):
-    """Takes no `dtype`, which Keras' `get_config` has."""
+    """Takes no `dtype`, which Keras' `get_config` includes."""
 
     def __init__(self, name="untyped"):
         super().__init__(name=name)
@@ -576,7 +576,7 @@ class Untyped(Above):
     ],
 )
 def test_a_metric_that_cannot_be_copied_is_refused(metric, got):
-    """A copy would have another threshold."""
+    """A copy could have another threshold."""
 
     def model_fn(config: Config) -> tf.keras.Model:
         model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
@@ -613,7 +613,7 @@ def test_examples_of_unknown_length():
 
 
 def left_and_right():
-    """The names of the inputs are those of the graph in an export."""
+    """Inputs whose names an exported graph adopts, in valid form."""
     return [tf.keras.Input([2], name="left side"), tf.keras.Input([3], name="right")]
 
 

@@ -18,7 +18,7 @@ def size(variables):
     ("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)]
 )
 def test_parameters(depth, count, monkeypatch):
-    # To draw the initial values took most of the time.
+    # Drawing the initial values would take most of the time.
     monkeypatch.setattr(
         snt.initializers.TruncatedNormal, "__call__", lambda self, shape, dtype: tf.zeros(shape)
     )

@@ -9,12 +9,12 @@ import rl_replicator as rr
 from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
 
 
-# The fused kernel's moving variance is that of a sample, with n - 1; Algorithm 2 of the paper.
+# The fused kernel's moving variance is unbiased (n - 1), as in Algorithm 2 of the paper.
 @pytest.mark.parametrize(("kind", "extra"), [(BatchNorm, 8 / 7), (cross_replica_batch_norm, 1.0)])
 def test_batch_norm_by_hand(kind, extra):
     norm = kind("norm", snt.initializers.Constant(2.0))
     x = np.random.default_rng(0).normal(size=(2, 2, 2, 3)).astype(np.float32)
-    x *= np.array([1.0, 3.0, 1e-3], np.float32)  # Epsilon counts in the last channel.
+    x *= np.array([1.0, 3.0, 1e-3], np.float32)  # Epsilon matters in the last channel.
     mean, variance = np.zeros(3), np.ones(3)
     norm(x[:1], is_training=False)
     assert [v.name.split("/")[-1] for v in norm.trainable_variables] == ["offset:0", "scale:0"]

@@ -1,4 +1,4 @@
-"""What the line says of the pace, and which rows the tables get."""
+"""The pace in the progress line, and the rows of the tables."""
 
 import itertools
 import types
@@ -40,7 +40,7 @@ def test_an_evaluation_does_not_change_the_pace(tmp_path, monkeypatch, capfd):
 
 
 def test_rows_depend_on_the_steps_alone(tmp_path):
-    """A run of 4000 steps has a row every 4 steps, however its calls are cut."""
+    """A run of 4000 steps has a row every 4 steps, however they are divided into calls."""
     values = np.arange(24.0)
     tables = []
     for name, cuts in (("whole", [0, 24]), ("cut", [0, 1, 7, 8, 24])):

@@ -26,8 +26,8 @@ from tests.rl_replicator.learners import image_files
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 STEPS = 20
-# Every kind of block, in a quarter of the layers of the smallest that users choose: tracing them is
-# what takes the time here.
+# Every kind of block, with a quarter of the layers of the smallest depth that users can choose:
+# tracing the layers takes most of the time here.
 DEPTH = 6
 
 
@@ -58,7 +58,7 @@ def make(folder, replicas="single_device", **settings):
 
 
 def recipe(**settings):
-    """A resolved config of 128 images a batch."""
+    """A resolved config with batches of 128 images."""
     return ResNetConfig(**({"learning_rate": 0.2, "warm_up_epochs": 0.0} | settings)).resolved()
 
 
@@ -73,9 +73,9 @@ def test_the_learning_rate_rises_and_falls():
     np.testing.assert_allclose(
         rates(config, 2.5, 105, 0, 2, 5, 55, 105), [0.0, 0.04, 0.1, 0.05, 0.0], atol=1e-7
     )
-    # A run that ends before its warm-up does has its peak at its end.
+    # A run that ends before its warm-up has its peak at its end.
     np.testing.assert_allclose(rates(config, 2.5, 4, 0, 1, 3), [0.0, 0.025, 0.075], atol=1e-7)
-    # Of 90 steps, it falls at 30, 60 and 80.
+    # In 90 steps, it falls at 30, 60 and 80.
     np.testing.assert_allclose(
         rates(recipe(schedule="step"), 9.0, 90, 0, 29, 30, 59, 60, 79, 80, 89),
         [0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3, 1e-4, 1e-4],
@@ -129,7 +129,7 @@ def test_a_seed_chooses_the_weights(folder):
 
 
 def test_a_checkpoint_finds_all_velocities(folder):
-    """They are there before the first step."""
+    """They exist before the first step."""
     _, learner = make(folder)
     parts = learner.trackables()
     shapes = [v.shape for v in parts["optimizer"].velocities]
@@ -165,7 +165,7 @@ def test_a_step_descends_the_smoothed_cross_entropy(folder):
     # At the start, the classifier gives all classes the same logit.
     for variable in weights:
         variable.assign_add(np.random.default_rng(2).normal(size=variable.shape) * 0.1)
-    # Labels of the best, the second and the third of the logits.
+    # Labels whose logits rank first, second and third.
     order = np.argsort(-learner._classifier(IMAGES, is_training=True).numpy(), axis=1)
     labels = order[np.arange(16), np.arange(16) % 3].astype(np.int32)
     with tf.GradientTape() as tape:
@@ -229,7 +229,7 @@ def values(learner):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Where the reference leaves its run as it was after ten steps."""
+    """Where the reference stores a copy of its run after ten steps."""
     return tmp_path_factory.mktemp("saved") / "run"
 
 

@@ -1,4 +1,4 @@
-"""What a GAN starts from, takes in, evaluates, shows and serves, without any training."""
+"""A GAN's initial values, inputs, evaluations, image grid and exports, without any training."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fresh(folder):
-    """A learner of float64 that nobody trains."""
+    """A learner in float64 that is never trained."""
     return make(folder, precision="float64", samples=23)
 
 
@@ -40,7 +40,7 @@ def test_the_average_starts_at_the_generator_and_statistics_at_nothing(fresh):
 
 
 def test_slots_are_there_before_the_first_step(fresh):
-    """Or no checkpoint could be restored into them."""
+    """Otherwise no checkpoint could be restored into them."""
     for name in ("generator", "discriminator"):
         network, optimizer = getattr(fresh, f"_{name}"), getattr(fresh, f"_{name}_optimizer")
         assert len(optimizer.m) == len(network.trainable_variables) > 5
@@ -73,7 +73,7 @@ def test_the_grid_shows_the_served_generator(fresh):
     np.testing.assert_array_equal(fresh.images(0)["samples"], want)
     np.testing.assert_array_equal(
         samples.grid(generate, 8, 10, 1), want
-    )  # The average is as it was.
+    )  # The average is unchanged.
 
 
 def test_evaluations_make_as_many_images_of_each_class(fresh):
@@ -89,7 +89,7 @@ def test_evaluations_make_as_many_images_of_each_class(fresh):
 
 
 def test_an_evaluated_image_does_not_depend_on_the_others(fresh):
-    """Nor on what fills a batch up; and nothing of the networks changes."""
+    """Nor does it depend on the padding of a batch; and the networks stay unchanged."""
     before = copies(fresh)
     noise = np.random.default_rng(0).normal(size=[3, 8]).astype(np.float32)
     noise[2] = np.nan
@@ -118,7 +118,7 @@ def test_the_grid_has_a_row_for_each_class():
     assert (image[4:6] == 255).all() and (image[:, 4:6] == 255).all()
     cells = image[::6, ::6, 0]
     np.testing.assert_array_equal(cells // 20, np.arange(5)[:, None] * np.ones([1, 10]))
-    np.testing.assert_array_equal(cells % 20, (cells % 20)[[0] * 5])  # The same noise in each.
+    np.testing.assert_array_equal(cells % 20, (cells % 20)[[0] * 5])  # Rows share the noise.
 
 
 def test_learning_rate_falls_at_the_end(folder, tmp_path):

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 def start(learner, path):
-    """Compiles the training without evaluations, which take their time to compile."""
+    """Compiles the training without evaluations, which take long to compile."""
     learner.evaluation = lambda: None
     return Training(
         learner.replicator,
@@ -55,7 +55,7 @@ def test_sizes_that_the_networks_cannot_have(size):
 
 
 def test_sizes_that_the_networks_have():
-    """An image of the generator is one that the discriminator takes."""
+    """The discriminator accepts the generator's images."""
     for size in (8, 10, 66):
         config = SNGANConfig(data="imagenet", image_size=size).resolved()
         layout = networks.layout(config.image_size)
@@ -77,7 +77,7 @@ def test_options():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Where the reference leaves its run as it was after seven steps."""
+    """Where the reference stores a copy of its run after seven steps."""
     return tmp_path_factory.mktemp("saved") / "run"
 
 
@@ -122,7 +122,7 @@ def test_replicas_do_what_one_does(folder, tmp_path, reference):
 def test_resumed_is_uninterrupted(folder, saved, reference):
     assert Checkpointer(saved / "checkpoints").latest().step == 7
     got = train(make(folder), saved)
-    # cuDNN adds up gradients of convolutions in any order.
+    # cuDNN sums the gradients of convolutions in no fixed order.
     bound = 1e-5 if tf.config.list_logical_devices("GPU") else 0
     for name, values in got.items():
         np.testing.assert_allclose(values, reference[name], 0, bound, err_msg=name)
@@ -130,7 +130,7 @@ def test_resumed_is_uninterrupted(folder, saved, reference):
 
 @pytest.fixture(scope="module")
 def classifier(folder, tmp_path_factory):
-    """A run of ResNet that has just begun; of two stages, because tracing takes the time."""
+    """A ResNet run that has just begun; it has only two stages, because tracing takes long."""
     patch = pytest.MonkeyPatch()
     patch.setitem(resnet_networks._STAGES, 18, ((1, 1), False))
     path = tmp_path_factory.mktemp("runs") / "classifier"

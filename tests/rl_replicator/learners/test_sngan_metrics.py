@@ -1,4 +1,4 @@
-"""FID and inception score against SciPy and by hand, and the classifiers they look through."""
+"""FID and inception score against SciPy and by hand, and the classifiers that they use."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def statistics(x):
 
 
 def of_batches(x, logits, size):
-    """Sums over batches, the last of which is filled up with what is no number."""
+    """Sums over batches, the last of which is padded with NaN."""
     totals = {}
     for start in range(0, len(x), size):
         count = min(size, len(x) - start)
@@ -38,7 +38,7 @@ def test_frechet_distance_is_scipys(count, num_features):
     a, b = statistics(x), statistics(y)
     root = scipy.linalg.sqrtm(a.covariance @ b.covariance).real
     want = np.sum((a.mean - b.mean) ** 2) + np.trace(a.covariance + b.covariance - 2 * root)
-    # SciPy's own root of a product without full rank is right to about five digits.
+    # SciPy's root of a rank-deficient product is accurate to about five digits.
     rtol = 1e-9 if count > num_features else 1e-4
     np.testing.assert_allclose(metrics.frechet_distance(a, b), want, rtol=rtol)
 

@@ -24,7 +24,7 @@ def test_spectral_norm_is_the_largest_singular_value(shape):
         normalised = norm(w, is_training=True)
     np.testing.assert_allclose(normalised, w / values[0], rtol=1e-9)
     np.testing.assert_allclose(abs(norm.u.numpy() @ right[0]), 1, rtol=1e-9)
-    # The gradient of |W / sigma(W)|^2 / 2 by W: (W - |W|^2 / sigma u v^T) / sigma^2.
+    # The gradient of |W / sigma(W)|^2 / 2 with respect to W: (W - |W|^2 / sigma u v^T) / sigma^2.
     with tf.GradientTape() as tape:
         tape.watch(w)
         loss = tf.reduce_sum(norm(w, is_training=False) ** 2) / 2

@@ -35,7 +35,7 @@ def learner(tmp_path_factory):
         discriminator_steps=UPDATES,
         generator_learning_rate=RATES["generator"],
         discriminator_learning_rate=RATES["discriminator"],
-        decay_steps=1,  # Both rates fall from the first step on: after the last of its updates.
+        decay_steps=1,  # Both rates fall only after the last update of the only step.
         noise_size=NOISE,
         seed=SEED,
     )
@@ -43,7 +43,7 @@ def learner(tmp_path_factory):
     made = SNGANLearner(replicator, config)
     made.replicator = replicator
     rng = np.random.default_rng(0)
-    for network in (made._generator, made._discriminator):  # Off their special starting values.
+    for network in (made._generator, made._discriminator):  # Off their special initial values.
         for variable in network.trainable_variables:
             variable.assign_add(0.2 * rng.standard_normal(variable.shape))
     made.evaluation = lambda: None
@@ -51,14 +51,14 @@ def learner(tmp_path_factory):
 
 
 def path(variable):
-    """Its name without that of the network: `block_0/conv_1/w`."""
+    """The variable's name without the network's: `block_0/conv_1/w`."""
     return variable.name.partition("/")[2].partition(":")[0]
 
 
 def values(network):
     """The variables of a network by path."""
     found = {path(v): v.numpy() for v in network.variables if not v.name.endswith("/u:0")}
-    for layer in network.submodules:  # The names of the vectors do not tell whose they are.
+    for layer in network.submodules:  # The vectors' names do not identify their layer.
         if getattr(layer, "_weight_norm", None) is not None:
             found[f"{path(layer.w).removesuffix('/w')}/spectral/u"] = layer._weight_norm.u.numpy()
     return found
@@ -135,7 +135,7 @@ def check(network, optimizer, weights, gradients):
     got, steep = values(network), 0
     for name, gradient in gradients.items():
         np.testing.assert_allclose(found[name], gradient, atol=1e-5 * largest, err_msg=name)
-        # Where the gradient is nearly 0, Adam takes a step of a rounding error's sign.
+        # Where the gradient is nearly 0, a rounding error decides the sign of Adam's step.
         is_steep = np.abs(gradient) > 1e-4
         steep += is_steep.sum()
         np.testing.assert_allclose(
@@ -161,7 +161,7 @@ class Adam:
 
 
 def differences(loss, weights, names, h=1e-6):
-    """Central differences of a loss by the named weights."""
+    """Central differences of a loss with respect to the named weights."""
     gradients = {}
     for name in names:
         gradient = np.zeros_like(weights[name])

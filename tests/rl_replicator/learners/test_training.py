@@ -58,7 +58,7 @@ def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0
 
 
 def interrupt(training, monkeypatch, after, *numbers):
-    """Sends signals, SIGINT if none, to this process when the loop has taken in `after` calls."""
+    """Sends this process signals, by default SIGINT, once the loop has absorbed `after` calls."""
     absorb, absorbed = training._absorb, []
 
     def wrapped(call, outputs):
@@ -85,7 +85,7 @@ def test_a_whole_run(tmp_path, replicas, uninterrupted):
     assert training.run() is None
     assert training.step == 40
     table = read_metrics(tmp_path, "evaluation")
-    np.testing.assert_array_equal(table["steps"], [15, 30, 40])  # Not multiples of ten all.
+    np.testing.assert_array_equal(table["steps"], [15, 30, 40])  # Not all are multiples of ten.
     np.testing.assert_array_equal(table["examples"], [37, 37, 37])
     assert learner.drawn == [15, 30, 40]
     assert len(list((tmp_path / "weights").glob("00000*.png"))) == 3
@@ -195,7 +195,7 @@ def test_steps_beyond_the_end_are_not_counted(tmp_path, monkeypatch):
     assert training.run() == signal.SIGTERM
     assert Checkpointer(tmp_path / "checkpoints").latest().step == 10
     learner, training = make(Regression, tmp_path, steps=10)
-    assert not is_finished(RunDirectory(tmp_path), learner)  # It must be evaluated yet.
+    assert not is_finished(RunDirectory(tmp_path), learner)  # It has yet to be evaluated.
     assert training.run() is None
     assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [10]
     assert is_finished(RunDirectory(tmp_path), learner)
@@ -224,7 +224,7 @@ def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_p
     make(Regression, tmp_path, steps=10)[1].run()
 
     class Live(Regression):
-        """The run saves twice while this learner is compiled: the checkpoint before is gone."""
+        """The run saves twice while this learner is compiled, which removes the old checkpoint."""
 
         def trackables(self):
             make(Regression, tmp_path, steps=20)[1].run()
@@ -275,7 +275,7 @@ def test_phases_of_a_run_that_is_continued_take_as_many_batches(tmp_path):
 
 
 def test_the_best_checkpoint_is_kept(tmp_path):
-    """With the highest error; test_a_whole_run has the lowest."""
+    """With the highest error; test_a_whole_run keeps the one with the lowest."""
     _, training = make(Regression, tmp_path, best="error")
     training.run()
     assert Checkpointer(tmp_path / "best").latest().step == 15
@@ -288,7 +288,7 @@ def test_the_best_checkpoint_is_the_newest_of_equal_ones(tmp_path):
 
 
 def test_a_kill_between_two_checkpoints_does_not_lose_the_best_one(tmp_path, monkeypatch):
-    """A run that is killed then goes on after that evaluation: its weights have to be there."""
+    """A run that is killed there continues after the evaluation, whose weights must be saved."""
     write, found = Checkpointer._write, {}
 
     def slow(self, step, parts):
@@ -318,7 +318,7 @@ class Judged(Regression):
 
 
 def remove_after(path, step):
-    """Leaves of the checkpoints those up to a step."""
+    """Removes the checkpoints after a step."""
     for folder in path.iterdir():
         if int(folder.name.rpartition("_")[2]) > step:
             shutil.rmtree(folder)
@@ -348,7 +348,7 @@ def test_the_best_checkpoint_of_the_past_is_kept(tmp_path):
     [
         ("score", "-score", 20),  # 0.9 at step 10, then 0.3 and 0.2.
         ("-score", "score", 5),  # 0.5 at step 5.
-        ("score", "opposite", 20),  # Which is in no evaluation so far.
+        ("score", "opposite", 20),  # No evaluation so far has it.
     ],
 )
 def test_a_best_checkpoint_by_another_figure(tmp_path, monkeypatch, before, now, best):
@@ -387,7 +387,7 @@ def test_unknown_best_figure(tmp_path):
         training.run()
     assert Checkpointer(tmp_path / "checkpoints").latest().step == 15
     _, training = make(Regression, tmp_path, steps=15, best="error")
-    training.run()  # Evaluates what it was stopped in.
+    training.run()  # Repeats the evaluation that failed.
     assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [15]
 
 
@@ -446,7 +446,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_has_each_row_once(tmp
     training._train_until(10)
     training._reports.add_evaluation(10, {"error": 1.0}, "error")
     assert read_metrics(tmp_path, "train")["steps"].size == 10
-    _, training = make(Regression, tmp_path)  # What a kill leaves: rows and no checkpoint.
+    _, training = make(Regression, tmp_path)  # What a kill leaves: rows, but no checkpoint.
     assert training.step == 0
     assert training.run() is None
     assert read_metrics(tmp_path, "train")["steps"].tolist() == list(range(1, 41))
@@ -459,7 +459,7 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
     learner, training = make(Stalling, tmp_path / "parts", steps_per_call=3)
     assert training.run() == signal.SIGINT
     learner.goes_on.set()
-    assert training.step in (13, 14)  # Of 12 to 15, the steps of the call.
+    assert training.step in (13, 14)  # Within the call from step 12 to 15.
     make(Regression, tmp_path / "parts")[1].run()
     whole, parts = (read_metrics(tmp_path / name, "train") for name in ("whole", "parts"))
     for name in ("steps", "loss"):
@@ -505,7 +505,7 @@ def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):
 @pytest.mark.parametrize("forgets", [True, False])
 @pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
 def test_a_variable_that_is_not_in_the_checkpoints(tmp_path, replicas, forgets):
-    """One that the second phase assigns; the first reads another in a function."""
+    """The second phase assigns it; the first only reads another one, in a function."""
 
     class Two(Alternating):
         def __init__(self, replicator, config):
@@ -618,7 +618,7 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(
     tick = training._reports.tick_evaluation
 
     def interrupt(step, seconds):
-        monkeypatch.undo()  # Once: a second one would end the process at once.
+        monkeypatch.undo()  # Only once: a second signal would end the process immediately.
         os.kill(os.getpid(), signal.SIGINT)
         tick(step, seconds)
 

@@ -1,4 +1,4 @@
-"""Learners that take no time."""
+"""Learners that train in almost no time."""
 
 import dataclasses
 import os
@@ -74,7 +74,7 @@ class Regression(learners.Learner):
 
 
 class Alternating(Regression):
-    """Two phases with a variable each, on one input: 3 + 1 batches in a step."""
+    """Two phases on one input, 3 + 1 batches in a step, which are logged in binary digits."""
 
     def __init__(self, replicator, config):
         super().__init__(replicator, config)
@@ -107,7 +107,7 @@ class Finite(Regression):
 
 
 class Exploding(Regression):
-    """Becomes NaN in its 24th step."""
+    """Its `norm` is NaN from the 24th step on."""
 
     def step_fn(self, batch):
         metrics = super().step_fn(batch)
@@ -116,7 +116,7 @@ class Exploding(Regression):
 
 
 class Wrong(Regression):
-    """Returns something else than scalars."""
+    """Returns a metric that is not a scalar."""
 
     def step_fn(self, batch):
         return {"errors": tf.linalg.matvec(batch[0], self.w) - batch[1]}
@@ -192,7 +192,7 @@ class Forgetful(Regression):
 
 
 class Headstrong(Regression):
-    """Has a batch size of its own."""
+    """Ignores the batch size of its context."""
 
     drop_remainder = True
 
@@ -208,7 +208,7 @@ class Varying(Headstrong):
 
 
 class Stalling(Regression):
-    """Data that stops within a call of three steps, and interrupts the process then."""
+    """Its data interrupts the process within a call of three steps, and then stalls."""
 
     def __init__(self, replicator, config):
         super().__init__(replicator, config)
@@ -237,7 +237,7 @@ class Endless(Regression):
 
 
 class Waiting(Regression):
-    """Its evaluation data never ends, and never arrives after a while."""
+    """Its evaluation data stops arriving after a while, but does not end."""
 
     is_stuck = True
 
@@ -256,7 +256,7 @@ class Waiting(Regression):
 
 
 class Compared(Regression):
-    """Compares its error with that of 0 as an answer, which a pass over other data finds."""
+    """Compares its error with that of always answering 0, found by a pass over other data."""
 
     def evaluation(self):
         evaluation = super().evaluation()
@@ -284,7 +284,7 @@ class Compared(Regression):
 
 
 class WaitingForReference(Compared):
-    """The data to compare with never end, and never arrive after a while."""
+    """Its reference data stops arriving after a while, but does not end."""
 
     is_stuck = True
     stuck = Waiting.stuck

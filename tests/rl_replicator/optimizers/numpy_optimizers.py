@@ -32,8 +32,8 @@ class Adam:
 class Momentum:
     """Goyal et al. 2017, equation 9, with Nesterov's look-ahead; `rate` is a function of the step.
 
-    In the textbook's form: the gradient is added to a velocity that is outside of the learning
-    rate, and the step is taken to where the next velocity points.
+    In the textbook's form: the velocity accumulates gradients without the learning rate, and the
+    step looks ahead along the next velocity.
     """
 
     def __init__(self, rate, momentum, decay, decayed):

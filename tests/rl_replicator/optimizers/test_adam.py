@@ -60,7 +60,7 @@ def test_fused_adam_with_sparse_rows():
 
 
 def test_a_dense_gradient_beside_sparse_rows_takes_one_operation():
-    """Two workers that update one vector at the same time lose nothing."""
+    """So two workers that update one vector at the same time lose nothing."""
     table, vector = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([2]))
     optimizer = rr.optimizers.Adam(0.1)
 

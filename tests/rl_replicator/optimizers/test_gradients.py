@@ -186,7 +186,7 @@ def test_updates_of_a_step_adapt_the_scale_once(monkeypatch):
 
 
 def test_a_guard_has_nothing_to_train():
-    """It is part of its optimizer, where a step may look for what to train."""
+    """A step may look for trainable variables in the optimizer, of which the guard is a part."""
     guard = gradients.LossScaleGuard(is_dynamic=True)
     assert len(guard.variables) == 3 and not guard.trainable_variables
 
@@ -224,7 +224,7 @@ def test_a_norm_that_overflows_is_skipped(bad):
 def test_a_gradient_too_large_for_its_parameter_is_skipped():
     learner = Learner(2, tf.float16, tf.float16, reduction="sum", skip_nonfinite=True)
     learner.step([0.0] * 4)
-    learner.step([4e4] * 4)  # Finite on each replica; their sum, 80,000, is no float16.
+    learner.step([4e4] * 4)  # Finite on each replica; their sum, 80,000, overflows float16.
     np.testing.assert_array_equal(learner.value, START)
     assert int(learner.optimizer.num_skipped) == 1
 

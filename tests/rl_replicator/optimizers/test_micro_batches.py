@@ -1,4 +1,4 @@
-"""M micro-batches of B / M examples give what one batch of B gives."""
+"""M micro-batches of B / M examples give the same result as one batch of B."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_halves_add_up_in_float32():
 
 
 def test_rows_may_differ_in_number():
-    """Those of positive entries; the mean of three parts counts each a third."""
+    """Rows of the positive entries; in the mean of three parts, each part counts a third."""
 
     def positive(x):
         def function(part):
@@ -122,14 +122,14 @@ def test_what_cannot_be_divided_is_refused():
             micro_batches.accumulate(lambda part: part["x"], {"x": leaf}, 2)
 
 
-# Once the process has used a mesh, XLA says it in other words.
+# Once the process has used a mesh, XLA's message differs.
 OF_XLA = "unequal_micro_batches|legalization failed"
 WITH_XLA = pytest.mark.parametrize("jit_compile", [None, True])
 
 
 @WITH_XLA
 def test_a_batch_that_does_not_divide_changes_nothing(jit_compile):
-    """If its size is not known before."""
+    """Even if its size is only known at run time."""
     seen = tf.Variable(0.0)
 
     @tf.function(input_signature=[tf.TensorSpec([None])], jit_compile=jit_compile)
@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_divide_changes_nothing(jit_compile):
 @WITH_XLA
 @pytest.mark.parametrize("length", [4, None])
 def test_a_tensor_of_another_length_is_refused(length, jit_compile):
-    """If its length is not known before; its last examples would go unused."""
+    """Even if its length is only known at run time; its last examples would go unused."""
     specs = [tf.TensorSpec([length]), tf.TensorSpec([None])]
 
     @tf.function(input_signature=specs, jit_compile=jit_compile)
@@ -206,7 +206,7 @@ def test_equals_the_whole_batch(count, length):
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
 def test_in_a_step(name):
-    """One exchange for the step, and the weights of one device with the whole batch."""
+    """One exchange per step, and the same weights as on one device with the whole batch."""
     replicator = rr.make(name)
     with replicator.scope():
         model, variables = make_model()

@@ -64,7 +64,7 @@ def test_defaults_are_a_momentum_of_nine_tenths_and_no_decay():
         for _ in range(2):
             optimizer.apply([tf.constant([[1.0, 0.0]])], [w])
     np.testing.assert_allclose(plain.velocities[0], [[0.9 + 1.0, 0.0]], rtol=1e-6)
-    # The ratios are 0.001 * 2, for |w| is 2 in both steps.
+    # The ratios are 0.001 * 2, because |w| is 2 in both steps.
     np.testing.assert_allclose(
         lars.scaled_velocities[0], [[0.9 * 2e-4 + 0.05 * 2e-3, 0.0]], rtol=1e-6
     )
@@ -90,7 +90,7 @@ def test_an_optimizer_has_nothing_to_train():
 
 
 def test_a_checkpoint_of_one_is_none_of_the_other(tmp_path):
-    """The velocities of LARS contain the rate."""
+    """The velocities of LARS include the learning rate."""
     plain, lars = (kind(rate, networks.decayed) for kind in (momentum.Momentum, momentum.LARS))
     for optimizer in (plain, lars):
         optimizer.apply([tf.constant([[1.0]])], [tf.Variable([[1.0]])])

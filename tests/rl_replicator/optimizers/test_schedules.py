@@ -17,7 +17,7 @@ def test_linear_scaling(batch, rate):
 
 
 def test_cosine():
-    # 60 degrees in at a third of the way: (1 + 1/2) / 2; half at the middle; 0 for good at the end.
+    # After a third, at 60 degrees: (1 + 1/2) / 2; in the middle, half; from the end on, 0.
     schedule = schedules.cosine(0.4, first_step=10, last_step=40)
     np.testing.assert_allclose(
         at(schedule, 10, 20, 25, 40, 99), [0.4, 0.3, 0.2, 0.0, 0.0], atol=1e-7

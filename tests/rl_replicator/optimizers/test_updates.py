@@ -12,7 +12,7 @@ from rl_replicator.optimizers import updates
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("indices", [[], [4], [3, 1, 3, 3], [2, 0, 1]])
 def test_rows_with_one_index_are_summed(indices, shape):
-    """Also if they are merged again."""
+    """This also holds if they are merged again."""
     values = np.arange(1, 1 + len(indices) * math.prod(shape), dtype=np.float32)
     values = values.reshape(len(indices), *shape)
     merged = tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), [5, *shape])
@@ -22,7 +22,7 @@ def test_rows_with_one_index_are_summed(indices, shape):
         merged = updates.merge_rows(merged)
         sums, found = merged.values.numpy(), merged.indices.numpy()
         assert len(sums) == len(found) == len(indices) and set(found) == set(indices)
-        for i in set(indices):  # One row has the sum, and no other has anything.
+        for i in set(indices):  # One row has the sum, and the others are 0.
             first, *rest = sums[found == i]
             np.testing.assert_array_equal(first, expected[i])
             assert not np.any(rest)

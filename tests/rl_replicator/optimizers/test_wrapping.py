@@ -46,7 +46,7 @@ def batches(context):
 
 
 def learner(count, make_optimizer, built=True, **options):
-    """An embedding and a vector, whose gradients are sparse and dense, and one without any."""
+    """A table with sparse gradients, a vector with dense ones, and a variable without any."""
     chosen = replicator(count)
     with chosen.scope():
         variables = [
@@ -103,7 +103,7 @@ def test_sonnet_accepts_a_strategy_and_those_that_inherit_from_it(monkeypatch):
 
     known = wrapping.snt_utils._SUPPORTED_STRATEGIES
     monkeypatch.setattr(wrapping.snt_utils, "_SUPPORTED_STRATEGIES", known)
-    for kind in (Mine, Mine, Heir, tf.distribute.OneDeviceStrategy):  # Sonnet knows the last.
+    for kind in (Mine, Mine, Heir, tf.distribute.OneDeviceStrategy):  # Sonnet has the last.
         wrapping.support(kind)
         found = wrapping.snt_utils._SUPPORTED_STRATEGIES
         assert found == (*known, Mine)
@@ -134,7 +134,7 @@ def test_a_parameter_whose_slots_fail_is_forgotten():
 
 
 class OnlyUp(snt.Optimizer):
-    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
+    """A user's own optimizer, whose Python code AutoGraph has to convert."""
 
     def apply(self, updates, parameters):
         for update, parameter in zip(updates, parameters, strict=True):
@@ -259,7 +259,7 @@ def test_apply_that_not_all_may_reach_is_refused(count):
 
 
 def test_a_function_that_steps_would_share_skips_nothing():
-    """Each of them has statistics of its own to restore."""
+    """Each step has its own statistics to restore."""
     variables, optimizer = learner(
         1, OPTIMIZERS["sonnet sgd"], reduction="none", skip_nonfinite=True
     )
@@ -274,7 +274,7 @@ def test_a_function_that_steps_would_share_skips_nothing():
 
 
 def state(variables, optimizer):
-    """All variables of both, by name in a checkpoint, except what counts the skipped."""
+    """All variables of both, by name in a checkpoint, except the guard's."""
     found = parts.TrackablePart(variables=variables, optimizer=optimizer).variables()
     return {
         name: [copy.numpy() for copy in getattr(variable, "values", (variable,))]
@@ -309,9 +309,9 @@ def test_dynamic_loss_scale(monkeypatch, caplog):
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 def test_all_losses_of_a_step_have_one_scale(count, nested):
-    """The first update is skipped, which halves the scale; the second one must not be doubled.
+    """The first update is skipped, which halves the scale; that must not double the second one.
 
-    Nor in the second of two steps that call the same `tf.function`.
+    Nor may it in the second of two steps that call the same `tf.function`.
     """
     chosen = replicator(count)
     with chosen.scope():
@@ -487,7 +487,7 @@ def test_a_parameter_from_outside_is_refused(name):
         replicator(2).replicate(step_fn, inputs)
 
 
-# Not of Adam, which does the same with gradients of any scale.
+# Not for Adam, whose steps are the same for gradients of any scale.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scale"),
@@ -497,7 +497,7 @@ def test_loss_scale_changes_nothing(name, scale):
     close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
 
 
-# One replica: an optimizer of each kind; what the others add is the same for any number.
+# On one replica, one optimizer of each kind is enough: what the others add is the same there.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -513,7 +513,7 @@ def test_any_optimizer_equals_one_device(name, count):
 
 
 class DecayByName(snt.Optimizer):
-    """An optimizer of a user's own, which spares biases."""
+    """A user's own optimizer, which does not decay biases."""
 
     def apply(self, updates, parameters):
         for update, parameter in zip(updates, parameters, strict=True):
