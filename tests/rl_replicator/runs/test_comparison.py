@@ -58,7 +58,7 @@ def test_tasks_and_seeds_belong_to_one_config(run_dirs):
 
 
 def test_a_number_has_one_spelling(make_run):
-    """The command line stores 16.0 for a real number, Python and TOML what was written."""
+    """The command line stores 16.0 for a real number; Python and TOML store what was written."""
     spellings = ({"samples": 16, "layers": [1.0]}, {"samples": 16.0, "layers": [1]})
     found = [
         make_run(f"{seed}", [(0, 0), (100, 900 * seed)], env="a:b", seed=seed, agent=agent)
@@ -129,7 +129,7 @@ def test_runs_of_learners(make_run):
 def test_the_direction_of_the_score_decides_which_is_better(
     make_run, is_highest_best, improvement, verdict
 ):
-    """One run of an earlier version does not tell."""
+    """The runs of one config are of an earlier version, which did not store it."""
     score = Score("evaluator", "episode_return", is_highest_best)
     dirs = [
         make_run(f"{n}{s}", [(10, value + s)], seed=s, config={"n": n}, score=told)

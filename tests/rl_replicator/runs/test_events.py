@@ -32,7 +32,7 @@ def test_a_long_detail_is_cut(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 50, 3))
 def test_an_event_that_was_cut_off_does_not_harm_the_next_ones(tmp_path, cut):
-    """A full disk takes the first bytes of one, and there is space again afterwards."""
+    """A full disk takes only the first bytes of an event; later, there is space again."""
     events.record(tmp_path, events.RUN, events.STARTED)
     path = tmp_path / "events.csv"
     size = path.stat().st_size
@@ -50,7 +50,7 @@ def test_a_disk_that_is_gone_is_no_error(tmp_path):
 
 
 def test_the_end_is_lacking_until_the_last_start_has_one(tmp_path):
-    assert not events.lacks_end(events.read(tmp_path))  # Its version has recorded no events.
+    assert not events.lacks_end(events.read(tmp_path))  # As of a version that recorded no events.
     told = [
         ("run", events.STARTED, True),
         ("run", events.FINISHED, False),

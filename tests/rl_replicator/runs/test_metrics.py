@@ -46,7 +46,7 @@ def test_resume_drops_what_will_be_made_again(tmp_path):
     read = metrics.read_metrics(tmp_path, "eval")
     assert read["steps"].tolist() == [0, 10, 20, 25]
     assert read["return"].tolist() == [0, 10, 20, -1]
-    assert metrics.read_metrics(tmp_path, "other")["steps"].tolist() == [30]  # Not its group.
+    assert metrics.read_metrics(tmp_path, "other")["steps"].tolist() == [30]  # It has no new rows.
     with pytest.raises(rr.ConfigError, match="expected x-axis 'frames'"):
         metrics.MetricWriter(tmp_path, "frames").write("eval", 1, {"x": 1})
 

@@ -97,7 +97,7 @@ ROUND_TRIPS = [
 ]
 
 
-# Not of the values: the order of a set differs between the processes that collect the tests.
+# Ids without values: the order of a set differs between the processes that collect the tests.
 @pytest.mark.parametrize(
     ("hint", "value", "words"), ROUND_TRIPS, ids=[str(hint)[:60] for hint, *_ in ROUND_TRIPS]
 )
@@ -109,7 +109,7 @@ def test_a_config_comes_back_as_it_was(hint, value, words):
     if words is None:
         return
     parsed = options.parse(type(config), "train", words)
-    assert parsed != config  # The words have said something else.
+    assert parsed != config  # The words change the value.
     assert as_stored(parsed) == rebuilt(parsed) == parsed
 
 
@@ -248,6 +248,6 @@ def test_nested_settings_that_are_auto_become_those_of_the_run():
         top: str = "auto"
 
     stored = {"net": {"padding": "same", "width": 5}, "top": "valid"}
-    assert settled(Config(), stored) == Config(Net("same"), "valid")  # A width of 5 is refused.
+    assert settled(Config(), stored) == Config(Net("same"), "valid")  # Only "auto" is replaced.
     assert settled(Config(Net("full")), stored) == Config(Net("full"), "valid")
     assert settled(Config(), {}) == Config()

@@ -9,7 +9,7 @@ from rl_replicator.runs.progress_line import ProgressLine, RateWindow
 
 
 class Stream(io.StringIO):
-    """A terminal, or a file, that can be written until `error` is set."""
+    """A terminal, or a file, that can be written to until `error` is set."""
 
     error = None
 
@@ -42,7 +42,7 @@ def test_a_line_that_cannot_be_written_is_the_last_one(is_terminal, number):
 
 @pytest.mark.parametrize(("is_terminal", "expected"), [(True, "\r1/9"), (False, "1/9 steps\n")])
 def test_a_line_fits_into_one_row_of_a_terminal(is_terminal, expected, monkeypatch):
-    """And leaves its last column free, after which some terminals wrap."""
+    """It also leaves the last column free, because some terminals wrap after it."""
     monkeypatch.setenv("COLUMNS", "4")
     stream = Stream(is_terminal)
     ProgressLine(stream).show("1/9 steps")

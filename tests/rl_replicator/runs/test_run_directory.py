@@ -83,7 +83,7 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path):
 
 @contextlib.contextmanager
 def no_superuser():
-    """Root may read all files."""
+    """Drops the privileges of root, who may read all files."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)
@@ -116,7 +116,7 @@ def test_what_cannot_be_read_hides_no_other_run(tmp_path, monkeypatch):
 def _target(number):
     try:
         return os.readlink(Path("/proc/self/fd") / number)
-    except FileNotFoundError:  # That of the directory that was listed.
+    except FileNotFoundError:  # The descriptor of the listed folder.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Measures over tasks and seeds, worked by hand."""
+"""Measures over tasks and seeds, worked out by hand."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_every_task_has_the_same_weight():
 
 def test_the_interquartile_mean_is_the_trimmed_mean():
     scores = [*np.random.default_rng(0).uniform(0, 1000, [8, 3])]
-    half = np.sort(np.concatenate(scores))[6:-6]  # Of 24 runs, those in the middle.
+    half = np.sort(np.concatenate(scores))[6:-6]  # The middle half of 24 runs.
     assert statistics.interquartile_mean(scores) == pytest.approx(half.mean())
 
 
@@ -64,7 +64,7 @@ def test_the_interval_holds_the_mean_as_often_as_it_says():
 
 
 def test_seeds_are_drawn_within_tasks():
-    """Tasks that differ by much, and seeds that do not, leave no doubt about the mean."""
+    """If tasks differ much, but seeds do not, there is no doubt about the mean."""
     interval = statistics.bootstrap(statistics.mean, [np.full(3, 0.0), np.full(3, 900.0)])
     assert (interval.low, interval.value, interval.high) == (450.0, 450.0, 450.0)
     assert str(interval) == "450 [450, 450]"

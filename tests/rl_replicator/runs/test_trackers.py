@@ -43,7 +43,7 @@ def test_json_lines_and_a_run_that_goes_on_behind_its_checkpoint(tmp_path):
     run_dir = make_run(tmp_path / "run", "jsonl")
     write(run_dir)
     with (run_dir / "metrics/actor.jsonl").open("a") as file:
-        file.write('{"environment_steps": 30, "ret')  # A killed process.
+        file.write('{"environment_steps": 30, "ret')  # From a killed process.
     write(run_dir, resume_step=10, steps=(15,))
     rows = lines(run_dir / "metrics/actor.jsonl")
     assert [(row["environment_steps"], row["return"]) for row in rows] == [(10, 2.5), (15, 3.75)]
@@ -149,7 +149,7 @@ def test_weights_and_biases_tells_a_run_that_goes_on_from_a_new_one(tmp_path, mo
     write(run_dir)
     moved = run_dir.rename(tmp_path / "moved")
     write(moved, resume_step=20, steps=(30,))
-    write(make_run(tmp_path / "run", "wandb"))  # In a path that another one had.
+    write(make_run(tmp_path / "run", "wandb"))  # At the path of an earlier run.
     first, continued, another = begun
     assert first == continued != another
     assert len(first) == len(another) == 16
@@ -200,7 +200,7 @@ def complete(run_dir):
 def test_weights_and_biases_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Artifacts wait there.
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Stages artifacts there.
     run_dir = make_run(tmp_path / "run", "wandb")
     writer = MetricWriter(run_dir, "environment_steps")
     writer.write("actor", 10, {"return": 2.5})  # And stays open, as in a node of the process.

@@ -1,4 +1,4 @@
-"""What is written stays beside the file until all is there."""
+"""Data is written beside a file, which it replaces once it is complete."""
 
 import errno
 import os

@@ -32,7 +32,7 @@ def test_steps_in_the_background_keep_their_order():
     minus = replicator.replicate(lambda x: -x, inputs)
     futures = [plus.begin(), minus.begin()]
     assert [replicator.gather(f.result(30)).tolist() for f in futures] == [[0, 1], [-2, -3]]
-    futures = [plus.begin(), minus.begin()]  # Both wait for data, and this line is reached.
+    futures = [plus.begin(), minus.begin()]  # Both wait for data without blocking us.
     assert not futures[0].done()
     threading.Timer(0.2, release.set).start()
     futures.append(plus.begin())  # Blocks: there is room for two.
@@ -46,7 +46,7 @@ def test_steps_in_the_background_keep_their_order():
 
 
 def test_direct_calls_wait_for_those_in_the_background():
-    """Two steps at once read the same value, and one of their two updates is lost."""
+    """Two concurrent steps would read the same value, and one of their updates would be lost."""
     replicator = rr.make("single_device")
     with replicator.scope():
         count = tf.Variable(0, trainable=False)
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_waits_for_long_says_so(tmp_path, monkeypatch, caplog)
 
 
 def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):
-    """The steps of a learner may wait for data, and the counter saves in the same process."""
+    """The steps of a learner may wait for data while the counter saves in the same process."""
     step, _, entered, release = make_slow_step(rr.make("single_device"))
     thread = threading.Thread(target=step)
     thread.start()
@@ -181,11 +181,11 @@ def test_a_function_in_the_background_calls_steps_directly():
     inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
     step = replicator.replicate(lambda x: x, inputs)
     assert int(replicator.begin(step, step.cancel).result(60)) == 1
-    # To wait for a call that begins after this function ends would be to wait for ever.
+    # Waiting for a call that begins only after this function has ended would never return.
     with pytest.raises(rr.ConfigError, match="call the step itself"):
         replicator.begin(lambda: step.begin().result(60), step.cancel).result(90)
     assert int(step.begin().result(60)) == 1
-    # What follows a call may begin the next one: nothing of the first is left to wait for.
+    # A callback of a call may begin the next one: the first call is over by then.
     ended = threading.Event()
     step.begin().add_done_callback(lambda _: step.begin().add_done_callback(lambda _: ended.set()))
     assert ended.wait(60)

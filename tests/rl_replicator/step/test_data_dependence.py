@@ -1,4 +1,4 @@
-"""A step that assigns values of a replica's own data is named when it is built."""
+"""Building a step that assigns values of a replica's own data logs a warning."""
 
 import logging
 
@@ -10,11 +10,11 @@ import rl_replicator as rr
 
 
 def warned(caplog, step_fn, replicator):
-    """What is said of the step when it is built."""
+    """Returns the warnings about the step when it is built."""
     caplog.clear()
     data = tf.data.Dataset.range(100).map(lambda i: tf.cast(tf.fill([4, 3], i), tf.float32))
     with caplog.at_level(logging.WARNING, logger="rl_replicator"):
-        batches = data.unbatch().batch(4)  # Of a size that the graph does not tell.
+        batches = data.unbatch().batch(4)  # Of a size unknown in the graph.
         replicator.replicate(step_fn, replicator.make_inputs(lambda context: batches))
     return caplog.text
 

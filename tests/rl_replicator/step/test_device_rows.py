@@ -1,6 +1,6 @@
 """Rows that are copied to the replicas' devices ahead of the steps.
 
-Parts of the CPU stand for GPUs: the operations and their order are the same, the copies are not.
+Parts of the CPU stand in for GPUs: the operations and their order are the same, the copies are not.
 """
 
 import collections
@@ -36,7 +36,7 @@ def num_held(rows):
 
 
 def await_held(rows, expected):
-    """Waits until each device holds a number of rows."""
+    """Waits until each device holds `expected` rows."""
     deadline = time.monotonic() + 60
     while set(num_held(rows)) != {expected}:
         assert time.monotonic() < deadline, (num_held(rows), expected)
@@ -63,7 +63,7 @@ def test_each_replica_gets_its_element_whole(replicator, steps_per_call):
         return number, x["float"], x["int32"], x["key"], tf.reduce_sum(x["ragged"], 1), x["flag"]
 
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(100).map(element))
-    # The queue holds, beside the number of a row, what must not be on a device.
+    # Besides the number of a row, the queue holds what must not be on a device.
     kinds = collections.Counter(spec.dtype for spec in inputs._rows.entry_specs)
     assert kinds == {tf.int64: 1 + 2 * n, tf.int32: n, tf.string: n}
     step = replicator.replicate(step_fn, inputs, steps_per_call)
@@ -135,7 +135,7 @@ def test_a_row_that_comes_after_a_restart_is_dropped(replicator):
     inputs.restart()
     release.set()
     pump.join(60)
-    assert not pump.is_alive() and set(num_held(inputs._rows)) == {1}  # That of before.
+    assert not pump.is_alive() and set(num_held(inputs._rows)) == {1}  # The earlier one.
 
 
 @pytest.mark.parametrize("end", ["close", "restart"])

@@ -25,7 +25,7 @@ def test_an_error_of_the_step_is_raised_as_it_is(before):
 
 
 def test_what_a_collective_refuses_is_said():
-    """It has been recorded on the first replica, and the second one has not come to it."""
+    """The first replica has recorded the collective, which the second one has not reached."""
     with pytest.raises(rr.ConfigError, match="expected numbers in a sum, got bools"):
         make_step(lambda x: collectives.all_sum(x > 0))()
 

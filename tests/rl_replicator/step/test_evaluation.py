@@ -75,7 +75,7 @@ def test_endless_data_is_refused():
 
 
 def test_complex_sums_are_refused():
-    """Float64, in which sums are added up, would drop the imaginary part."""
+    """Totals are accumulated in float64, which would drop the imaginary part."""
     with pytest.raises(rr.ConfigError, match="expected sums_fn to return real sums, got complex64"):
         rr.SingleDeviceReplicator().make_evaluation(
             lambda batch, mask: {"n": tf.reduce_sum(mask), "sum": tf.complex(mask[0], 1.0)},
@@ -135,7 +135,7 @@ def test_a_pass_that_lost_a_step_begins_again(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert evaluate() == 5
     assert asked == [3, 3, 3]
-    assert len(traced) == 1  # Or it would cost time and memory in each evaluation.
+    assert len(traced) == 1  # Retracing would cost time and memory in each evaluation.
     assert caplog.text.count("a worker was lost during an evaluation, which begins again") == 2
 
 

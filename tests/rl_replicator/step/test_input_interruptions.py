@@ -24,7 +24,7 @@ def pumps_since(before):
 
 
 def empty():
-    """Data that waits for what comes into a queue."""
+    """Returns data that waits for the elements of an empty queue, and the queue."""
     source = tf.queue.FIFOQueue(10, tf.int64)
     return tf.data.Dataset.range(10).map(lambda _: source.dequeue()), source
 
@@ -32,8 +32,8 @@ def empty():
 def test_a_step_that_begins_in_the_middle_of_a_restart_gets_the_first_row(monkeypatch):
     inputs, step = make(tf.data.Dataset.range(100))
     assert int(step()) == 0
-    # Of the object: a function that is taken out of a class may be called once more while what it
-    # refers to is freed, and with it the input.
+    # Patches the object, not the class: a function that is taken out of a class may be called once
+    # more while what it refers to, and with it the input, is freed.
     pump, calls = inputs._pump, []
     close = pump.close
 
@@ -110,7 +110,7 @@ def test_a_wait_that_ends_slowly_holds_up_no_other_input(monkeypatch):
 
 
 def test_closing_in_the_middle_of_tracing_closes_now():
-    """As a signal handler may."""
+    """A signal handler may do this."""
     data, source = empty()
     before = set(threading.enumerate())
     inputs, step = make(data)
@@ -156,7 +156,7 @@ def test_an_interrupt_while_the_thread_is_started_loses_no_row(monkeypatch, has_
         monkeypatch.undo()
         if has_started:
             start(pump, position)
-            time.sleep(0.3)  # It has read rows ahead.
+            time.sleep(0.3)  # It reads rows ahead.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pump_lib.Pump, "start", interrupted)

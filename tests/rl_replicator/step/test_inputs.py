@@ -59,7 +59,7 @@ def test_cancel_while_a_replay_table_is_empty(name):
     ],
 )
 def test_inputs_and_outputs_of_another_replicator_are_refused(own, other):
-    """A step would read a part of each row, and a reduction would use a part of the outputs."""
+    """A step would read only a part of each row, and a reduction only a part of the outputs."""
     own, other = rr.make(own), rr.make(other)
     inputs = other.make_inputs(lambda context: tf.data.Dataset.range(8).batch(2))
     with pytest.raises(rr.ConfigError, match="expected inputs of this replicator, got those of"):
@@ -123,7 +123,7 @@ def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_ca
 
     inputs = replicator.make_inputs(input_fn, per_replica=per_replica, pad_to=4)
     step = replicator.replicate(step_fn, inputs, steps_per_call)
-    for _ in range(2):  # The data can be gone through again.
+    for _ in range(2):  # The data can be read again.
         totals, num_steps = np.zeros(2), 0
         with pytest.raises(rr.EndOfData):
             while True:
@@ -275,7 +275,8 @@ def test_a_restart_keeps_the_marks_of_cancels():
     assert int(step()) == 0
     while inputs.num_ready() < 2:
         time.sleep(0.01)
-    inputs.cancel()  # Has no place in the queue, and goes with it.
+    # Its mark finds no room in the queue, and is lost with it: the restart makes a new one.
+    inputs.cancel()
     inputs.restart()
     with pytest.raises(rr.StepCancelled):
         while True:
@@ -341,7 +342,7 @@ def test_the_last_call_takes_the_steps_that_are_left(name):
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
 def test_restart_while_a_step_waits(name):
-    """Rows that were read ahead, and the thread that reads them, belong to the past."""
+    """The rows that were read ahead, and the thread that read them, are abandoned."""
     replicator = rr.make(name)
     release = threading.Event()
 
@@ -419,7 +420,7 @@ def test_an_end_outlasts_a_step_that_another_process_cancels():
         with pytest.raises(rr.EndOfData):
             future.result(30)
     finally:
-        step.cancel()  # If the end was lost, it waits for ever.
+        step.cancel()  # If the end was lost, it waits forever.
 
 
 def result_of(step, inputs):
@@ -495,7 +496,7 @@ def test_elements_that_are_variants(name, element, step_fn):
 
 
 def test_an_end_that_cannot_be_marked_fails_the_step():
-    """No empty tensor stands for a resource."""
+    """No empty tensor can stand in for a resource."""
 
     def table(x):
         return tf.raw_ops.MutableHashTableV2(
@@ -513,7 +514,7 @@ def test_an_end_that_cannot_be_marked_fails_the_step():
 
 @pytest.mark.parametrize("pad_to", [None, 2])
 def test_reading_ends_with_the_last_reference(pad_to):
-    """Or every input that was ever used would keep its threads and the rows it read ahead."""
+    """Otherwise every input that was ever used would keep its thread and the rows it read ahead."""
 
     def use():
         replicator = rr.make("multi_device:2")
@@ -535,7 +536,7 @@ def test_reading_ends_with_the_last_reference(pad_to):
 
 @pytest.mark.parametrize("end", ["free", "close", "restart"])
 def test_a_pump_that_waits_for_data_ends_with_its_input(end):
-    """Or it would wait for ever, and keep the dataset and all that the dataset reads from."""
+    """Otherwise it would wait forever, and keep the dataset and all that the dataset reads from."""
     source = tf.queue.FIFOQueue(10, tf.int64)
     source.enqueue_many([[0, 1]])
 

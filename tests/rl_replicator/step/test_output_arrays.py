@@ -19,9 +19,9 @@ def outputs_of(x):
         tf.fill([2], number),
         tf.strings.as_string(x[0]),
         x[0] % 2 == 0,
-        -number,  # With the first.
+        -number,  # Shares an array with the first.
         tf.fill([2, 1], number),
-        tf.fill([2], number + 0.5),  # With the third.
+        tf.fill([2], number + 0.5),  # Shares an array with the third.
         tf.range(2000) + tf.cast(x[0], tf.int32),
         -tf.range(2000) - tf.cast(x[0], tf.int32),
         tf.fill([tf.shape(x)[0]], number),

@@ -1,4 +1,4 @@
-"""Methods that read or change rows of variables: on several replicas as on one."""
+"""Methods that read or change rows of variables work on several replicas as on one."""
 
 import functools
 
@@ -18,7 +18,7 @@ def slices(x, places=PLACES):
     return tf.IndexedSlices(x, tf.constant(places))
 
 
-# Of a variable [6, 2] and the four rows of a step.
+# Functions of a variable [6, 2] and the four rows of a step.
 METHODS = {
     "scatter_add": lambda v, x: v.scatter_add(slices(x, [0, 3, 3, 5])),
     "scatter_sub": lambda v, x: v.scatter_sub(slices(x, [0, 3, 3, 5])),

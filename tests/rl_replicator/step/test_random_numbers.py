@@ -1,6 +1,6 @@
 """Random numbers differ between replicas, and repeat with the seed.
 
-Between processes: tests/conformance/multi_worker_program.py.
+tests/conformance/multi_worker_program.py tests that they differ between processes.
 """
 
 import numpy as np

@@ -13,7 +13,7 @@ CANDIDATES = {"true_classes": CLASSES, "num_true": 1, "num_sampled": 5, "unique"
 
 
 def image():
-    """Not a constant, which TensorFlow would pool once and for all."""
+    """Not a constant, because TensorFlow would pool a constant only once."""
     return IMAGE * tf.cast(tf.timestamp() > 0, tf.float32)
 
 
@@ -64,7 +64,7 @@ def test_an_operation_that_draws_is_found(name, is_nested):
     function = traced(tf.function(DRAWN[name]) if is_nested else DRAWN[name])
     assert random_ops.find(function).startswith(f"{name} (")
     draws = {bytes(function().numpy()) for _ in range(3)}
-    assert len(draws) > 1  # Else there would be nothing to refuse.
+    assert len(draws) > 1  # Otherwise there would be nothing to refuse.
 
 
 @pytest.mark.parametrize("name", REPEATED)
@@ -80,7 +80,7 @@ def test_a_generator_is_not():
 
 
 def test_recurrent_layers_draw_if_they_drop_units():
-    """On GPUs only; Keras takes these operations for an LSTM without dropout of its own."""
+    """On GPUs only; Keras uses these operations for an LSTM without its own dropout."""
 
     def recurrent(dropout):
         return tf.raw_ops.CudnnRNNV3(

@@ -67,7 +67,7 @@ def test_statistics_of_a_model_that_the_step_does_not_use():
 
 
 def test_what_is_declared_as_a_mean_is_averaged_or_compared(caplog):
-    """Only a variable that is not trained is taken for a moving statistic."""
+    """Only variables that are not trainable are treated as moving statistics."""
     replicator = rr.make("multi_device:2")
     mean = tf.VariableAggregation.MEAN
     with replicator.scope():
@@ -119,7 +119,7 @@ def test_a_later_difference_is_found_at_the_next_check(steps_per_call):
     size = steps_per_call or 1
     for _ in range(12 // size):
         taken()
-    count.values[1].assign(50)  # What TensorFlow lets any code do.
+    count.values[1].assign(50)  # TensorFlow lets any code do this.
     never()
     with pytest.raises(rr.ReplicasDiffer, match="'count:0' .* after 20 steps"):
         for _ in range(8 // size):

@@ -10,7 +10,7 @@ from rl_replicator.step import results
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_is_added_up_in_single(dtype):
     x = np.array([1.0, *[2.0**-12] * 4096]).astype(dtype.as_numpy_dtype)
-    assert x[1] > 0 and np.add(x[0], x[1], dtype=x.dtype) == x[0]  # Lost, if added in half.
+    assert x[1] > 0 and np.add(x[0], x[1], dtype=x.dtype) == x[0]  # Lost if added in half.
     summed, mean = results.reduce("sum", x), results.reduce("mean", x)
     assert summed.dtype == mean.dtype == x.dtype
     assert float(summed) == 2.0

@@ -11,7 +11,7 @@ import rl_replicator as rr
 NAMES = ["single_device", "multi_device:2"]
 X = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32)
 Y = np.array([[2.0], [1.0], [0.0], [4.0]], np.float32)
-# Of the mean of (w x - y)^2 at w = 1, by hand: 2 / 4 * sum(x * (x - y)).
+# The gradient of the mean of (w x - y)^2 at w = 1, by hand: 2 / 4 * sum(x * (x - y)).
 GRADIENT = 0.5 * float((X * (X - Y)).sum())
 
 
@@ -40,7 +40,7 @@ def take_train_step(model, batch):
 
 
 def take_step_of_compiled_loss(model, batch):
-    """What Keras' guides write in a `train_step` of their own."""
+    """As in a custom `train_step` of Keras' guides."""
     x, y = batch
     with tf.GradientTape() as tape:
         loss = model.compiled_loss(y, model(x, training=True), regularization_losses=model.losses)
@@ -99,7 +99,7 @@ def test_functions_of_tensorflow(name, nn, function):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size", "sum", "none"])
 def test_loss_objects_of_keras(name, reduction):
-    """The mean over the replica's batch, or what else they are asked for."""
+    """They compute the mean over the replica's batch, or another reduction if asked to."""
     replicator = rr.make(name)
     loss_fn = tf.keras.losses.MeanSquaredError(reduction)
     get_reduction = vars(tf.keras.losses.Loss)["_get_reduction"]
@@ -144,7 +144,7 @@ def test_means_of_keras_whose_gradients_are_summed_are_refused(name):
 
 
 def test_other_optimizers_may_sum_or_average():
-    """Which gradients are those of the divided loss is not known."""
+    """It is not known which gradients are those of the divided loss."""
     replicator = rr.make("single_device")
     with replicator.scope():
         a, b = tf.Variable([1.0]), tf.Variable([1.0])
