@@ -14,7 +14,8 @@ from rl_replicator.runs.score import Score
 
 NAME = "tests.rl_replicator.sweeps.climber:climber"
 EVERY = 100
-# It waits to be interrupted after these steps, so that it is never ahead of the sweep.
+# At each multiple of these steps, it waits to be interrupted, so that it is never ahead of the
+# sweep.
 PAUSE_EVERY = 200
 
 
@@ -41,7 +42,7 @@ class ClimberOptions:
 
 
 class Climber:
-    """Follows `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
     def options_type(self, args):
         return ClimberOptions

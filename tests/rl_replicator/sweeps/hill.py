@@ -49,7 +49,7 @@ class HillOptions:
 
 
 class Hill:
-    """Follows `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
     def options_type(self, args):
         return HillOptions
@@ -83,7 +83,7 @@ class Hill:
                 writer.write("evaluation", 100 * index, {"figure": figure, "index": index})
                 while index == options.wait_at and not there and not ended:
                     time.sleep(0.05)
-                time.sleep(0.3)  # Longer than the sweep takes to look, unless it has no processor.
+                time.sleep(0.3)  # Longer than the sweep takes to look, unless it gets no CPU time.
                 deadline = time.monotonic() + 60
                 while score and index < options.evaluations and not ended:
                     if _is_noted(run.path, index) or time.monotonic() > deadline:

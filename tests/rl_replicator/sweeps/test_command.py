@@ -137,7 +137,7 @@ def test_the_first_trial_may_have_a_default_of_none(monkeypatch):
 
 
 def test_the_words_of_a_sweep_come_where_train_takes_them(tmp_path, monkeypatch, capsys):
-    """Options outside of a union before the word that chooses its dataclass, its own after it."""
+    """Options outside a union precede the word that chooses its dataclass; its own follow it."""
     monkeypatch.chdir(tmp_path)
     plans = []
     monkeypatch.setattr(sweep.command, "run", lambda plan: plans.append(plan) or 0)
@@ -266,8 +266,8 @@ def test_seeds_asha_a_kill_and_more_trials(tmp_path, start):
     assert (row["lowest_seed"], row["highest_seed"]) == ("3.75", "4.75")
     assert "1 of 1 trials ended, 1 done" in output
 
-    # Another sweep does not mix with it; the same one has nothing left to do, whatever an option
-    # is that does not change what is learned.
+    # Another sweep is not mixed with it; the same one has nothing left to do, even if an option
+    # that does not change what is learned has another value.
     status, _, errors = finish(start(*words[:-2], "--trials", "1"))
     assert status == 2 and "options.wait_at was 2 and is now None" in errors
     status, output, _ = finish(start(*words, "--trials", "1", "--env-timeout", "9"))
@@ -295,7 +295,7 @@ def test_worse_trials_are_stopped_and_the_best_is_a_command(tmp_path, start):
     command = shlex.split(output.splitlines()[-1])
     settings = ["--kind", "low", "--shape.height", "2", "--place", best["place"]]
     assert command[1:] == ["train", HILL, *settings]
-    # The trial's run is one like any other, and can be continued by hand.
+    # The trial's run is like any other, and can be continued by hand.
     stopped = next(row for row in rows if row["state"] == "stopped")
     run = RunDirectory(tmp_path / "s" / f"trial-{int(stopped['trial']):03}" / "seed-1")
     assert run.config()["identity"]["options"]["place"] == float(stopped["place"])
@@ -348,7 +348,7 @@ def test_a_sweep_without_a_trial_that_runs_has_failed(tmp_path, monkeypatch, cap
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_a_network(tmp_path, start):
-    """A learner of a user's own; its best trial goes on with `train` as any run does."""
+    """A sweep over a user's own learner."""
     shutil.copy(ROOT / "docs" / "examples" / "spirals_learner.py", tmp_path)
     status, output, errors = finish(
         start(
@@ -372,7 +372,7 @@ def stages(path):
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_a_population_is_ended_killed_and_continued(tmp_path, start):
-    """Trials of the second round wait amid it, for SIGTERM, and then for a kill."""
+    """Trials wait in the middle of the second round, for SIGTERM and then for a kill."""
     words = (*PBT, "--search", "rate=loguniform(0.01,10)", "--steps", "600", "--wait-at", "300")
     words += ("--trials", "4", "--parallel", "2", "--run-dir", "s")
     runs = [tmp_path / "s" / f"trial-{number:03}" / "seed-1" for number in range(4)]

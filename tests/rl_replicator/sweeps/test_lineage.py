@@ -70,7 +70,7 @@ def test_what_is_no_run_or_is_trained_by_another_process_is_not_replaced(tmp_pat
 
 
 def test_a_full_disk_ends_a_copy_that_can_be_repeated(tmp_path, monkeypatch):
-    """The number of the error makes the exit status of the sweep."""
+    """The error's number determines the sweep's exit status."""
     source, target = tmp_path / "source", tmp_path / "target"
     for run, text in ((source, "new"), (target, "old")):
         (run / "metrics").mkdir(parents=True)
@@ -129,7 +129,7 @@ def test_an_agent_goes_on_from_a_copy(tmp_path):
     assert {300, 500} <= set(steps.tolist())
     assert RunDirectory(loser).config()["score"]["end"] == 500
     assert RunDirectory(loser).config()["options"]["agent"]["critic_learning_rate"] == 0.0012
-    # What is common to both is not changed by the one that goes on.
+    # The run that goes on does not change what it shares with the other.
     assert newest(winner)[2].keys() == weights.keys()
     for name, array in newest(winner)[2].items():
         np.testing.assert_array_equal(array, weights[name])

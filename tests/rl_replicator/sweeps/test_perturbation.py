@@ -43,7 +43,7 @@ def test_steps_of_a_grid_change_by_one_at_least():
 @pytest.mark.parametrize("is_log", [False, True])
 def test_whole_numbers_are_a_grid(is_log):
     space = Range(1.0, 4.0, is_log=is_log, is_whole=True)
-    values = changes(space, "2")  # 2.4 and 1.6 are no whole numbers.
+    values = changes(space, "2")  # 2.4 and 1.6 are not whole numbers.
     assert set(values) == {"1", "2", "3", "4"}
     assert values.count("1") + values.count("3") > 0.75 * COUNT
     assert abs(values.count("1") - values.count("3")) < 0.15 * COUNT

@@ -34,7 +34,7 @@ def open_population(tmp_path, count=8):
 
 
 def train(trial, step, figure, is_highest_best=True, end=1000):
-    """Does what the runs of a trial do until an evaluation; the weights are its number."""
+    """Does what a trial's runs do up to an evaluation; the weights encode its number and seed."""
     for seed in trial.seeds:
         run = RunDirectory(trial.run_dir(seed))
         settings = {"x": float(trial.values["x"])}
@@ -103,21 +103,21 @@ def test_the_worst_quarter_copies_the_best(tmp_path):
             stages = json.loads((run.path / "lineage.json").read_text())
             assert [stage["copied_from"] for stage in stages] == [None, source]
             assert stages[1]["step"] == 110 and stages[1]["values"] == trial.values
-    assert drawn == [(4, "x")]  # One of four, as it is by chance.
+    assert drawn == [(4, "x")]  # One of four, the expected number.
 
 
 def test_another_process_finds_the_decisions_and_completes_the_copies(tmp_path):
     population, trials = open_population(tmp_path, count=4)
     for trial, figure in zip(trials[:3], [0, 3, 2], strict=True):
         pause(population, trial, 100, figure)
-    # Ended before the last one has come as far.
+    # The process ended before the last trial had come as far.
     population, trials = open_population(tmp_path, count=4)
     states = [trial.state for trial in trials]
     assert states == [TrialState.PAUSED] * 3 + [TrialState.RUNNING]
     pause(population, trials[3], 120, 1)
     population.advance(trials)
     assert trials[0].lineage[-1].source == 1
-    # Ended amid a copy: the lineage of the run is written last.
+    # The process ended during a copy: the lineage of the run is written last.
     for seed in (1, 2):
         path = trials[0].run_dir(seed)
         (path / "lineage.json").unlink()
@@ -207,7 +207,7 @@ def test_nothing_is_copied_once_a_trial_is_complete(tmp_path):
 
 
 def test_when_a_trial_pauses(tmp_path):
-    """At its first evaluation at or after the comparison, which this process has written."""
+    """At the first evaluation at or after the comparison that this process has written."""
     population, (trial, other) = open_population(tmp_path, count=2)
     population.begin(trial)
     assert not population.report(trial, [])
@@ -226,7 +226,7 @@ def test_when_a_trial_pauses(tmp_path):
 
 
 def test_no_trial_pauses_at_the_end(tmp_path):
-    """There, runs end by themselves."""
+    """Runs stop there by themselves."""
     population, (trial, other) = open_population(tmp_path, count=2)
     for one in (trial, other):
         pause(population, one, 100, one.number, end=200)

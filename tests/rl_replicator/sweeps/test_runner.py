@@ -1,4 +1,4 @@
-"""What becomes of a trial that ends otherwise than by itself."""
+"""What becomes of a trial, however its runs end."""
 
 import contextlib
 import os
@@ -131,7 +131,7 @@ def test_a_trial_waits_while_somebody_else_trains_its_run(tmp_path, caplog):
     ("ends", "started"), [((900, 400), [2]), ((900, 900), []), ((400, 400), [1, 2])]
 )
 def test_a_run_that_was_trained_for_longer_by_hand_is_not_started(tmp_path, ends, started):
-    """It would refuse the steps of the sweep. The others may still have to save."""
+    """It would refuse the steps of the sweep. The other runs may still have to save."""
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1, 2), total_steps=400)
     starts = []
     for seed, end in zip(trial.seeds, ends, strict=True):
@@ -219,7 +219,7 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path):
     ],
 )
 def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, progress, end, how):
-    """It is killed each time, and evaluated before that `progress` times."""
+    """It is killed each time; the first `progress` times, it has evaluated before."""
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
     path = trial.run_dir(1)
     writer, starts = MetricWriter(path, "steps"), []
@@ -247,7 +247,7 @@ def test_a_killed_trial_continues_if_it_has_saved(tmp_path):
     """After a kill, a run removes the evaluations beyond its checkpoint, and has fewer."""
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
     run = RunDirectory(trial.run_dir(1))
-    # Of each process: where it begins, the steps that it evaluates, and the one that it saves.
+    # For each process: where it begins, the steps that it evaluates, and the one that it saves.
     processes = iter([(0, (100, 200, 300), 150), (150, (200,), 250), (250, (300,), None)])
 
     def command(trial, seed):

@@ -82,7 +82,7 @@ def test_words_of_a_command():
     ],
 )
 def test_values_are_written_exactly(text, value, words):
-    """A number that was rounded may be none of the search, or not one of the option's type."""
+    """A rounded number may be outside the search, or not of the option's type."""
     assert search.written(search.parse(text).space, value) == words
 
 
@@ -98,7 +98,7 @@ def test_values_are_written_exactly(text, value, words):
     ],
 )
 def test_an_option_of_whole_numbers_refuses_a_range_of_real_numbers(text, examples):
-    """Its ends, written as whole numbers, would pass, and the numbers in between would not."""
+    """Its ends, written as whole numbers, would be accepted, but the numbers between them not."""
     assert search.parse(text).space.examples() == examples
 
 

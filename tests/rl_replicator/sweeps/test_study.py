@@ -31,11 +31,11 @@ def test_asha_continues_one_of_three_at_the_rungs(tmp_path):
     """Rungs are at the evaluations 1, 3, 9."""
     study = open_study(tmp_path, ASHA)
     trials = [study.ask() for _ in range(5)]
-    assert not study.report(trials[0], [5.0])  # The first one has nobody to be compared with.
+    assert not study.report(trials[0], [5.0])  # The first one has nothing to be compared with.
     assert study.report(trials[1], [4.0])
     assert study.report(trials[2], [3.0])
     assert not study.report(trials[3], [6.0])  # The best of four.
-    assert not study.report(trials[0], [5.0, 1.0])  # No rung.
+    assert not study.report(trials[0], [5.0, 1.0])  # Not a rung.
     assert not study.report(trials[0], [5.0, 1.0, 1.0])  # The first one at this rung.
     assert not study.report(trials[3], [6.0, 0.0])
     assert study.report(trials[3], [6.0, 0.0, 0.5])
@@ -60,7 +60,7 @@ def test_a_trial_that_has_taken_all_steps_is_not_stopped(tmp_path, monkeypatch):
 
 
 def test_the_steps_of_a_trial_are_those_its_runs_began_with(tmp_path):
-    """Whatever option sets them, and whatever somebody trains a run for later."""
+    """Whichever option sets them, and however long somebody trains a run later."""
     study = open_study(tmp_path, FIFO)
     trial, other = study.ask(), study.ask()
     assert not study.report(trial, []) and trial.total_steps is None
@@ -141,7 +141,7 @@ def test_another_process_continues(tmp_path, sampler):
     study.finish(stopped, None)
     failed.state = TrialState.FAILED
     study.finish(failed, None)
-    assert study.report(running, [1.0])  # And ends before it has stopped the run.
+    assert study.report(running, [1.0])  # The process ends before it has stopped the run.
 
     study = open_study(tmp_path, plan)
     study.prefer({"x": "0.4", "y": "a", "n": "1"})  # There are trials already.

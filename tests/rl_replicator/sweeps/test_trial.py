@@ -11,7 +11,7 @@ EVERY, END = 1000, 4500
 
 
 def trial_of(tmp_path, *tables, every=EVERY, end=END):
-    """A trial with one run for each table; the figure of a row is its step, and 0.1 per seed."""
+    """A trial with one run for each table; the figure of a row is its step + 0.1 * seed."""
     seeds = tuple(range(1, len(tables) + 1))
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds, total_steps=end)
     for seed, steps in zip(trial.seeds, tables, strict=True):
@@ -39,7 +39,7 @@ def columns(trial):
     [
         # The learner of the second one had not begun when its first evaluation was due.
         ((1000, 2000, 4000), (2000, 4000), [(2000, 2000), (4000, 4000)]),
-        # One was due during another.
+        # An evaluation was due during another one.
         ((1000, 2000, 3000, 4000), (1000, 3000, 4000), [(1000, 1000), (3000, 3000), (4000, 4000)]),
         # They come some steps late.
         ((1010, 2750, 3000), (1950, 2000, 3020), [(1010, 1950), (2750, 2000), (3000, 3020)]),
@@ -47,7 +47,7 @@ def columns(trial):
         ((1010, 4050, 4500), (1020, 4500), [(1010, 1020), (4500, 4500)]),
         ((1010, 4010, 4500), (1000, 4090, 4500), [(1010, 1000), (4010, 4090), (4500, 4500)]),
         ((1010, 4010), (1000, 4500), [(1010, 1000)]),
-        # Not all have come as far.
+        # Not all runs have come equally far.
         ((1000, 2000), (1000,), [(1000, 1000)]),
         ((1000,), (2000, 3000), []),
         ((1000,), (), []),
@@ -89,7 +89,7 @@ def test_the_score_of_a_trial_that_is_done_is_the_last_one_of_each_run(tmp_path)
 
 @pytest.mark.parametrize("every", [None, EVERY])
 def test_what_runs_were_trained_for_by_hand_does_not_count(tmp_path, every):
-    """A trial is compared with others after as many steps, and all of its seeds are."""
+    """Trials are compared after the same number of steps, and so are the seeds of one trial."""
     longer = (1000, 4000, END, 5000, 9000)
     trial = trial_of(tmp_path, longer, longer[:3], longer, every=every)
     for trial.state in (TrialState.DONE, TrialState.RUNNING):
