@@ -1,1 +1,1 @@
-"""Models for other programs: a function with its weights, written so that it runs without us."""
+"""Models for other programs: a function with its weights, which runs without this package."""

@@ -1,4 +1,4 @@
-"""Writes a model in one of several formats: a folder that other programs can read."""
+"""Writes a model to a folder that other programs can read, in one of several formats."""
 
 import contextlib
 import gc
@@ -29,11 +29,11 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
     Args:
       model: the model.
       kind: a key of `FORMATS`.
-      out: the folder, which is made. It is complete or absent.
+      out: the folder to create. It appears only once it is complete.
 
     Raises:
-      UsageError: if there is something at `out`, it cannot be written, or the model cannot be
-        expressed in the format.
+      UsageError: if `out` exists or cannot be written, or the model cannot be expressed in the
+        format.
     """
     try:
         if out.exists():
@@ -54,7 +54,7 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
 
 
 class _Saved(tf.Module):
-    """Holds what a SavedModel consists of."""
+    """The contents of a SavedModel."""
 
     def __init__(self, model: ExportedModel):
         super().__init__(name="model")
@@ -73,7 +73,8 @@ class _Saved(tf.Module):
 def _tables(function: Any) -> list[Any]:
     """Returns the lookup tables that a concrete function reads.
 
-    A SavedModel must hold them. The graph knows its variables, but only the handles of its tables.
+    A SavedModel must hold them. The graph refers to its variables, but only to the handles of its
+    tables.
     """
     handles = {id(tensor) for tensor in function.graph.external_captures}
     kind = tf.saved_model.experimental.TrackableResource
@@ -91,12 +92,12 @@ def _write_saved_model(model: ExportedModel, folder: Path) -> None:
     try:
         tf.saved_model.save(saved, str(folder), signatures={_SIGNATURE: saved.call})
     finally:
-        root.setLevel(level)  # TensorFlow changes it.
+        root.setLevel(level)  # `save` changes it.
 
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """Drops what C++ code prints: the converter prints statistics, and raises its errors."""
+    """Discards what C++ code prints: statistics; the converter raises its errors."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "wb") as nothing:
@@ -114,7 +115,7 @@ def _write_tflite(model: ExportedModel, folder: Path) -> None:
     try:
         with _no_output():
             converted = tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert()
-    except Exception as error:  # The converter raises classes of its own, with pages of text.
+    except Exception as error:  # The converter has its own classes, whose messages fill pages.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
             f"--format tflite: expected operations that TFLite supports, got: {lines[0]}; choose "
@@ -131,7 +132,7 @@ def _write_onnx(model: ExportedModel, folder: Path) -> None:
 
 def _write_numpy(model: ExportedModel, folder: Path) -> None:
     translated = program.translate(_Saved(model).call)
-    # Names of operations may be no names of files; several operations may hold the same weights.
+    # Operation names may be invalid file names; several operations may have the same weights.
     contents: dict[Any, str] = {}
     keys = {
         name: contents.setdefault(

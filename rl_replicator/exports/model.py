@@ -1,4 +1,4 @@
-"""What is exported: a function, its inputs, and a card that says what it is."""
+"""A model to export: a function, its inputs, and a card that describes it."""
 
 import contextlib
 import dataclasses
@@ -16,14 +16,14 @@ _PACKAGES = ("rl-replicator", "tensorflow", "dm-sonnet", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A model card: what a model is, for people and for programs.
+    """A model card: the description of a model, for people and for programs.
 
     Attributes:
       title: one line.
-      facts: what there is to know, by name: task, steps, return, licence and so on.
+      facts: facts about the model, by name: task, steps, return, licence and so on.
       usage: how to use the model, as paragraphs.
       config: the settings that it was trained with, as plain data.
-      packages: packages whose versions matter, beside those of all models.
+      packages: packages whose versions matter, in addition to those that matter for all models.
     """
 
     title: str
@@ -82,7 +82,7 @@ class ExportedModel:
     Attributes:
       function: takes tensors by keyword, in the order of `inputs`, and returns tensors by name.
       inputs: specs by name; the first dimension of each, the batch, is None.
-      card: what it is.
+      card: the model card.
     """
 
     function: "Callable[..., Mapping[str, tf.Tensor]]"

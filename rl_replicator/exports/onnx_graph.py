@@ -1,4 +1,4 @@
-"""A program of portable operations as an ONNX model. Needs the package `onnx`, no other."""
+"""Turns a program of portable operations into an ONNX model, using only the package `onnx`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,21 +8,21 @@ import numpy as np
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.program import Operation, PortableProgram
 
-# 13 has every operation in the form used here; newer runtimes read it.
+# Version 13 has every operation in the form used here, and newer runtimes can read it.
 _OPSET = 13
 _IR_VERSION = 8
-# Where ONNX calls an operation otherwise.
+# Operations whose names differ in ONNX.
 _NAMES = {"GreaterEqual": "GreaterOrEqual", "LessEqual": "LessOrEqual", "Select": "Where"}
 _TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _END = np.iinfo(np.int64).max
 
 
 def build(program: PortableProgram, card: str) -> Any:
-    """Makes the model.
+    """Builds the model.
 
     Args:
       program: the program.
-      card: the model card, which the model carries as metadata.
+      card: the model card, which is stored as the model's metadata.
 
     Returns:
       An `onnx.ModelProto`, checked.
@@ -77,7 +77,7 @@ class _Graph:
     """Collects the nodes.
 
     Attributes:
-      nodes: so far.
+      nodes: nodes added so far.
       initializers: constants.
     """
 
@@ -108,7 +108,7 @@ class _Graph:
         return out
 
     def numbers(self, values: list[int], name: str) -> str:
-        """Adds a constant of whole numbers; returns its name."""
+        """Adds a constant of integers; returns its name."""
         self.initializers.append(self._from_array(np.asarray(values, np.int64), name))
         return name
 
@@ -135,7 +135,7 @@ def _matmul(graph: _Graph, operation: Operation, inputs: list[str], out: str) ->
 
 def _reduce(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     kind, axes, keep = operation["kind"], operation["axes"], int(operation["keep"])
-    if kind == "Sum":  # Its axes are an input.
+    if kind == "Sum":  # ReduceSum takes the axes as an input, not as an attribute.
         graph.node("ReduceSum", [*inputs, graph.numbers(axes, f"{out}/axes")], out, keepdims=keep)
     else:
         graph.node(f"Reduce{kind}", inputs, out, axes=axes, keepdims=keep)
@@ -173,7 +173,8 @@ def _broadcast(graph: _Graph, operation: Operation, inputs: list[str], out: str)
 
 
 def _one_hot(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    # Not ONNX' OneHot, which counts negative indices from the end. TensorFlow has zeros for them.
+    # Not ONNX's OneHot, which counts negative indices from the end. TensorFlow's codes for negative
+    # indices are all zeros.
     wide = graph.node("Cast", inputs, f"{out}/wide", to=_type_of("int64"))
     last = graph.numbers([-1], f"{out}/last")
     column = graph.node("Unsqueeze", [wide, last], f"{out}/column")

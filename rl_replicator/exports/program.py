@@ -1,17 +1,17 @@
-"""A model as a short program of portable operations, from its frozen TensorFlow graph.
+"""Translates a frozen TensorFlow graph into a short program of portable operations.
 
-An operation is a dictionary: "op" is its name, "in" the names of its inputs, "out" that of its
-output; the rest are its attributes. NumPy and ONNX have all of them:
+An operation is a dictionary: "op" is its name, "in" the names of its inputs, "out" the name of its
+output; the rest are its attributes. NumPy and ONNX have equivalents of all operations:
 
     Add Sub Mul Div Min Max Pow Less LessEqual Greater GreaterEqual   two inputs
     Neg Abs Exp Log Sqrt Tanh Sigmoid Relu Elu Softplus Sign Round    one input
     MatMul [transpose_a, transpose_b]   Softmax   Select   Cast [dtype]   Concat [axis]
     Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
-    Slice [starts, stops, steps: one for each axis; None for all]
-    Broadcast [shape: sizes of 1 stay as they are]   OneHot [depth, dtype: a new last axis]
+    Slice [starts, stops, steps: one per axis; a start or stop of None means no bound]
+    Broadcast [shape: 1 keeps the input's size]   OneHot [depth, dtype: adds a last axis]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
 
-Images are [B, H, W, C], as TensorFlow has them.
+Images are [B, H, W, C], as in TensorFlow.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class PortableProgram:
       inputs: input -> (shape without the batch, dtype).
       outputs: output -> (name of its value, shape without the batch, dtype).
       constants: name -> array.
-      operations: see the module.
+      operations: see the module's docstring.
     """
 
     inputs: dict[str, tuple[list[int], str]]
@@ -48,15 +48,15 @@ def translate(function: Any) -> PortableProgram:
     """Translates a concrete function.
 
     Args:
-      function: a `tf.types.experimental.ConcreteFunction` of named inputs, which returns tensors by
-        name.
+      function: a `tf.types.experimental.ConcreteFunction` that has named inputs and returns tensors
+        by name.
 
     Returns:
-      The program, with the present values of the variables.
+      The program, with the current values of the variables.
 
     Raises:
       UsageError: if the function has an operation or a dtype that is not portable, or an output
-        without a batch.
+        without a batch dimension.
     """
     frozen = convert_to_constants.convert_variables_to_constants_v2(function)
     inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
@@ -80,7 +80,7 @@ def translate(function: Any) -> PortableProgram:
 
 
 def _needed(outputs: list[Any]) -> set[Any]:
-    """Returns the operations that compute the outputs, without those that only compute shapes."""
+    """Returns the operations that compute the outputs, except those that only compute shapes."""
     needed: set[Any] = set()
     waiting = [tensor.op for tensor in outputs]
     while waiting:
@@ -109,7 +109,7 @@ class _Writer:
 
     Attributes:
       constants: name -> array.
-      operations: so far.
+      operations: operations translated so far.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class _Writer:
         self._names: dict[str, str] = {}
 
     def value(self, tensor: Any) -> str:
-        """Returns the name of the value of a tensor."""
+        """Returns the name of a tensor's value."""
         return self._names[tensor.name]
 
     def add(self, op: Any) -> None:
@@ -169,7 +169,7 @@ class _Writer:
 def _check_dtypes(op: Any) -> None:
     for output in op.outputs:
         if output.dtype == tf.resource:
-            continue  # What reads it is refused by its name.
+            continue  # The operation that reads it is refused by its name.
         if np.dtype(output.dtype.as_numpy_dtype).kind not in "biufc":  # Strings, or bfloat16.
             raise UsageError(
                 f"expected dtypes that NumPy supports, got {output.dtype.name} ({op.name}); "
@@ -186,7 +186,7 @@ def _check_floating(op: Any) -> None:
 
 
 def _static(op: Any, index: int) -> np.ndarray:
-    """Returns an input that is written as a part of the operation itself, such as an axis."""
+    """Returns a constant input that acts as a parameter of the operation, such as an axis."""
     value = tf.get_static_value(op.inputs[index])
     if value is None:
         raise UsageError(
@@ -199,7 +199,7 @@ def _static(op: Any, index: int) -> np.ndarray:
 
 # Operations whose outputs are their inputs.
 _ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
-# Operations whose result has a shape that is given as their second input. The static shape serves.
+# Operations whose second input is the shape of the result. The static shape is used instead.
 _SHAPED = ("BroadcastTo", "Reshape")
 
 Translator = Callable[[_Writer, Any, list[str]], str]
@@ -231,7 +231,7 @@ def _squared_difference(writer: _Writer, op: Any, inputs: list[str]) -> str:
 def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
     slope = writer.scalar(op, op.get_attr("alpha"))
     scaled = writer.emit(op.name, "Mul", [inputs[0], slope])
-    # Not the larger one, which is the wrong one for slopes above 1.
+    # Not the larger of the two, which is the wrong one for slopes above 1.
     is_positive = writer.emit(op.name, "Greater", [inputs[0], writer.scalar(op, 0.0)])
     return writer.emit(op.name, "Select", [is_positive, inputs[0], scaled])
 
@@ -240,8 +240,8 @@ def _reduce(kind: str) -> Translator:
     def write(writer: _Writer, op: Any, inputs: list[str]) -> str:
         axes = np.ravel(_static(op, 1)).tolist()
         if not axes:
-            return inputs[0]  # ONNX would take no axes for all of them.
-        if kind == "Mean":  # TensorFlow rounds that of integers, after a sum that may overflow.
+            return inputs[0]  # In ONNX, no axes would mean all of them.
+        if kind == "Mean":  # TensorFlow rounds a mean of integers, after a sum that may overflow.
             _check_floating(op)
         keep = bool(op.get_attr("keep_dims"))
         return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, axes=axes, keep=keep)
@@ -275,7 +275,7 @@ def _shape(tensor: Any) -> list[int]:
 def _broadcast(writer: _Writer, op: Any, inputs: list[str]) -> str:
     shape, given = _shape(op.outputs[0]), op.inputs[0].shape
     if shape[0] == -1 and given.rank == len(shape) and given[0] is None:
-        shape[0] = 1  # The batch is already there.
+        shape[0] = 1  # The input already has the batch dimension.
     if -1 in shape:
         raise UsageError(
             f"expected broadcasts that keep the batch ({op.name}); export it with --format "
@@ -308,7 +308,7 @@ def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
             "the model with --format savedmodel"
         )
     scale, offset, mean, variance = (_static(op, index) for index in (1, 2, 3, 4))
-    # Constants are folded in float64, so that the rounding is that of two operations.
+    # Constants are folded in float64, so that only the two remaining operations round.
     slope = scale.astype(np.float64) / np.sqrt(variance + np.float64(op.get_attr("epsilon")))
     scaled = writer.emit(op.name, "Mul", [inputs[0], writer.constant(op, "slope", slope)])
     return writer.emit(op.name, "Add", [scaled, writer.constant(op, "rest", offset - slope * mean)])
@@ -356,7 +356,7 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
     padding = op.get_attr("padding")
     if padding == b"VALID":
         return [0, 0, 0, 0]
-    if padding == b"EXPLICIT":  # That of batch and channels is always 0.
+    if padding == b"EXPLICIT":  # Batch and channels are never padded.
         _, _, top, bottom, left, right, _, _ = op.get_attr("explicit_paddings")
         return [top, left, bottom, right]
     total = []
@@ -389,7 +389,7 @@ def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _max_pool(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    _check_floating(op)  # Padding is minus infinity.
+    _check_floating(op)  # The padding is minus infinity.
     size, strides = op.get_attr("ksize"), op.get_attr("strides")
     if {size[0], size[3], strides[0], strides[3]} != {1}:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A trained model in plain NumPy. This file and `model.npz` beside it are all that it takes.
+"""A trained model in plain NumPy. It needs only this file and `model.npz` beside it.
 
     from model import Model
 
@@ -7,7 +7,7 @@
     action = model.act(observation)        # one observation of the environment
     outputs = model.run(observation=...)   # a batch: outputs by name
 
-`model.card` says what it is, `model.inputs` what it takes. Run as a program, this file prints both.
+`model.card` describes the model, `model.inputs` its inputs. Run this file to print both.
 """
 
 import json
@@ -21,7 +21,7 @@ class Model:
     """A model that was exported by RL-Replicator."""
 
     def __init__(self, path: Any = "model.npz"):
-        """Reads the model.
+        """Loads the model.
 
         Args:
           path: the .npz file.
@@ -44,8 +44,8 @@ class Model:
         """Returns the action of a policy, in the range of its environment.
 
         Args:
-          observation: the environment's, without a batch: an array of the shape that
-            `inputs["observation"]` names. Frames are stacked here.
+          observation: an observation of the environment, without a batch dimension: an array of the
+            shape in `inputs["observation"]`. This method stacks the frames.
         """
         if "observation" not in self.inputs or "action" not in self.outputs:
             arguments = ", ".join(f"{name}=..." for name in self.inputs)
@@ -72,8 +72,8 @@ class Model:
         """Computes the outputs, by name, for a batch.
 
         Args:
-          **inputs: arrays [B, ...] by name, see `inputs`. Inputs of integers, such as frames, take
-            integers within their range alone.
+          **inputs: arrays [B, ...] by name, see `inputs`. Integer inputs, such as frames, accept
+            only integers within their range.
         """
         if set(inputs) != set(self.inputs):
             raise ValueError(f"expected the inputs {list(self.inputs)}, got {list(inputs)}")
@@ -93,10 +93,10 @@ class Model:
 
 
 def _cast(name: str, value: Any, dtype: Any) -> Any:
-    """Returns an input in the dtype of the model; only whole numbers become integers."""
+    """Returns an input in the model's dtype; floats are not converted to integers."""
     if dtype.kind in "iu" and value.dtype != dtype and value.size:
         limits, got = np.iinfo(dtype), ""
-        if value.dtype.kind not in "biu":  # Frames of floats from 0 to 1 would all become black.
+        if value.dtype.kind not in "biu":  # Float frames, from 0 to 1, would turn black.
             got = str(value.dtype)
         elif value.min() < limits.min or value.max() > limits.max:
             got = f"{value.dtype} from {value.min()} to {value.max()}"
@@ -114,7 +114,7 @@ def _matmul(attributes: Any, a: Any, b: Any) -> Any:
 def _reduce(attributes: Any, x: Any) -> Any:
     function = getattr(np, attributes["kind"].lower())
     result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keep"])
-    return result.astype(x.dtype)  # NumPy adds small integers up in wider ones.
+    return result.astype(x.dtype)  # NumPy sums small integers in wider types.
 
 
 def _slice(attributes: Any, x: Any) -> Any:
@@ -128,7 +128,7 @@ def _softmax(attributes: Any, x: Any) -> Any:
 
 
 def _windows(x: Any, size: Any, attributes: Any, fill: float) -> Any:
-    """Returns the patches that a convolution sees: [B, H, W, C, *size]."""
+    """Returns the patches to which a convolution or a pool applies: [B, H, W, C, *size]."""
     top, left, bottom, right = attributes["pads"]
     if any(attributes["pads"]):
         pads = ((0, 0), (top, bottom), (left, right), (0, 0))

@@ -1,1 +1,1 @@
-"""What is found in the graphs that TensorFlow has traced."""
+"""Inspects the graphs that TensorFlow has traced, and the nests that traced functions return."""

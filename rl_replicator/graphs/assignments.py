@@ -1,4 +1,4 @@
-"""Finds the variables that a graph assigns, also in the functions that it calls."""
+"""Finds the variables that a graph assigns, including in the functions that it calls."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-# All operations that take a variable's handle and leave the variable as it is. Any other counts as
-# an assignment: of an optimizer, a scatter, or a random generator that goes on.
+# All operations that take a variable's handle without changing the variable. Any other counts as an
+# assignment: an optimizer's update, a scatter, or a random generator that advances its state.
 _READS = frozenset(
     (
         "DisableCopyOnRead",
@@ -21,18 +21,18 @@ _READS = frozenset(
         "_ReadVariablesOp",
     )
 )
-# They pass a handle on; on TPUs, a step uses one of the handles of all cores.
+# Operations that forward a handle. On TPUs, the second one merges the handles of all cores.
 _ALIASES = ("Identity", "TPUReplicatedInput")
 
 
 def assigned(
     captures: Iterable[tuple[tf.Tensor, tf.Tensor]], variables: Iterable[tf.Variable]
 ) -> list[tf.Variable]:
-    """Returns those variables that a graph assigns, in the same order.
+    """Returns those of the variables that a graph assigns, in the same order.
 
     Args:
       captures: pairs of a tensor outside of the graph and its placeholder inside, as
-        `graph.captures` has them. The graph may still be incomplete.
+        in `graph.captures`. The graph may still be incomplete.
       variables: variables as they were created, each with the copies of all replicas.
     """
     search = _Search()
@@ -51,12 +51,12 @@ def assigned(
 
 
 def assigns(op: str) -> bool:
-    """Whether an operation that takes a variable's handle, and calls no function, assigns it."""
+    """Whether an operation that takes a variable's handle, and calls no function, assigns to it."""
     return op not in _READS
 
 
 def called(node: Any) -> list[str]:
-    """Returns the names of the functions that a `NodeDef` calls; of a loop, first the condition."""
+    """Returns the names of the functions that a `NodeDef` calls; a loop's condition comes first."""
     found = []
     for _, attribute in sorted(node.attr.items(), key=lambda item: item[0] != "cond"):
         if attribute.HasField("func"):
@@ -66,19 +66,19 @@ def called(node: Any) -> list[str]:
 
 
 def copies(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Returns the copies of all replicas of a variable; itself if it has none."""
+    """Returns the copies of a variable on all replicas; the variable itself if it has none."""
     return getattr(variable, "values", None) or (variable,)
 
 
 def packed(variable: tf.Variable) -> Any:
-    """Returns all copies of a variable as one, as steps on TPUs take them; None elsewhere."""
+    """Returns all copies of a variable as one, as steps on TPUs use them; None elsewhere."""
     return getattr(variable, "_packed_var", None)
 
 
 def handle_ids(variable: tf.Variable) -> set[int]:
-    """The ids of the handles of all copies; on TPUs also of their one packed handle.
+    """Returns the ids of the handles of all copies and, on TPUs, of their one packed handle.
 
-    They tell what a variable is also if Keras has wrapped it, to cast what it reads.
+    They identify a variable even inside Keras' wrapper that casts its value.
     """
     own = packed(variable)
     return {id(copy.handle) for copy in copies(variable)} | (
@@ -87,7 +87,7 @@ def handle_ids(variable: tf.Variable) -> set[int]:
 
 
 class _Search:
-    """Remembers which of their arguments the functions assign."""
+    """Searches functions for assignments; caches which of its arguments each function assigns."""
 
     def __init__(self) -> None:
         # By name: the number of arguments, and the positions of those that are assigned.
@@ -105,7 +105,7 @@ class _Search:
         return False
 
     def _assigned_inputs(self, node: Any, places: set[int]) -> set[int]:
-        """Returns which inputs of a node it assigns.
+        """Returns the positions of the inputs that a node assigns.
 
         Args:
           node: a `NodeDef`.
@@ -118,9 +118,9 @@ class _Search:
         found: set[int] = set()
         for name in functions:
             num_arguments, assigned_arguments = self._function(name)
-            # The arguments come last, behind the condition of `tf.cond` or the index of a case.
+            # The arguments come last, after the condition of `tf.cond` or the index of a case.
             first = num_inputs - num_arguments
-            if first < 0:  # Of a dataset, whose elements are arguments too.
+            if first < 0:  # A dataset's function, whose arguments include the elements.
                 return places
             found |= {place for place in places if place - first in assigned_arguments}
         return found
@@ -129,7 +129,7 @@ class _Search:
         if name not in self._known:
             definition = context.get_function_def(name)
             arguments = definition.signature.input_arg
-            # Argument by the name of the node that has its handle for output.
+            # Position of an argument, by the name of the node that outputs its handle.
             aliases = {
                 argument.name: place
                 for place, argument in enumerate(arguments)

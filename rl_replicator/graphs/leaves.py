@@ -1,4 +1,4 @@
-"""Converts what a user's function returns to tensors."""
+"""Converts the results of users' functions to tensors."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ def as_tensors(nest: Any, receiver: str) -> Any:
     Args:
       nest: tensors, variables, numbers, strings and arrays in dictionaries, lists and tuples; None
         stays None, and `tf.IndexedSlices` become dense.
-      receiver: what receives the nest, for the error: "from step_fn".
+      receiver: where the nest occurs, for the error message: "from step_fn" or "in the batch".
 
     Returns:
       The nest, with tensors and None for leaves.
 
     Raises:
-      ConfigError: names the first leaf that is something else, and its place in the nest; or see
-        `with_paths`.
+      ConfigError: if a leaf is something else; names the first one and its place in the nest. See
+        also `with_paths`.
     """
     flat = [as_tensor(leaf, path, receiver) for path, leaf in with_paths(nest)]
     return tf.nest.pack_sequence_as(nest, flat)
@@ -34,7 +34,7 @@ def with_paths(nest: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns the leaves of a nest, each with the keys, indices and fields that lead to it.
 
     Raises:
-      ConfigError: if the keys of a dictionary cannot be sorted, which gives the leaves their order.
+      ConfigError: if the keys of a dictionary cannot be sorted, to give the leaves an order.
     """
     try:
         return nest_lib.flatten_with_tuple_paths(nest)
