@@ -1,4 +1,4 @@
-"""Processes of this machine: their start, output, ports, restarts and end.
+"""Processes on this machine: their start, output, ports, restarts and end.
 
-`rl_replicator.jobs` and `launchpad` stand on this package. It uses the standard library alone.
+`rl_replicator.jobs` and `launchpad` build on this package. It uses only the standard library.
 """

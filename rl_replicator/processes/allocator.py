@@ -1,12 +1,12 @@
 """The memory allocator of processes that train.
 
-A learner's input allocates and frees thousands of small tensors for every batch, in several
-threads. jemalloc does this with less processor time than glibc's malloc (`bench/allocator.py`), and
-Ray's wheel has it. It is not the default: with it, two environments of dm_control with one seed
-give rewards that may differ in their last bit.
+A learner's input pipeline allocates and frees thousands of small tensors for every batch, in
+several threads. jemalloc needs less CPU time for this than glibc's malloc (`bench/allocator.py`),
+and Ray's wheel contains it. It is not the default, because with it, the rewards of two dm_control
+environments with the same seed may differ in their last bit.
 
-An allocator has to be there before a process begins, so a command that trains starts itself again
-with it.
+An allocator must be preloaded when a process starts, so a command that trains restarts itself with
+it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ def library() -> Path | None:
 
 
 def environment(current: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which a new process has the allocator that was chosen.
+    """Returns the environment variables that give a new process the chosen allocator.
 
     Args:
-      current: variables that the process would have otherwise.
+      current: the environment variables of the process without it.
 
     Returns:
-      Variables to add. Empty unless `RL_REPLICATOR_ALLOCATOR` is `jemalloc`; also if another
+      Variables to add. Empty unless `RL_REPLICATOR_ALLOCATOR` is `jemalloc`; also empty if another
       library is preloaded already, or jemalloc is not installed.
     """
     if current.get(VARIABLE) != "jemalloc" or current.get(_PRELOAD):
         return {}
     path = library()
-    # The dynamic linker splits the variable at spaces and colons.
+    # The dynamic linker splits LD_PRELOAD at spaces and colons.
     if path is None or set(str(path)) & set(" :"):
         return {}
     return {_PRELOAD: str(path)}
 
 
 def restart() -> None:
-    """Starts this process again, under the same process id, with the allocator that was chosen.
+    """Restarts this process, under the same process id, with the chosen allocator.
 
-    Called before anything large is imported. Processes that this one starts inherit the allocator.
-    Returns if `environment` has nothing to add, or under a debugger, which would lose the process.
+    Call this before anything large is imported. Child processes inherit the allocator. Does nothing
+    if `environment` has nothing to add, or under a debugger, which would lose the process.
 
     Raises:
-      ValueError: if the variable names no allocator.
+      ValueError: if `RL_REPLICATOR_ALLOCATOR` names an unknown allocator.
     """
     choice = os.environ.get(VARIABLE) or "system"
     if choice not in CHOICES:

@@ -1,8 +1,8 @@
-"""A script that executes a command in a process that cannot outlive the one that starts it.
+"""A script that runs a command in a process that cannot outlive the process that starts it.
 
     python -IS command_entry.py PARENT_PID COMMAND [ARGUMENT ...]
 
-It is run by its path and imports nothing of this project, so that it takes a few milliseconds.
+It is run by its path and imports nothing from this project, so it starts in a few milliseconds.
 """
 
 import ctypes
@@ -21,21 +21,22 @@ def die_with_parent() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Replaces this process by the command.
+    """Replaces this process with the command.
 
     Args:
       argv: path of this script, process id of the parent, command, and its arguments.
 
     Returns:
-      Exit status if that fails.
+      The exit status, if the command cannot be executed.
     """
     die_with_parent()
     if os.getppid() != int(argv[1]):
         return 1  # The parent died before the call above.
-    # A script's `&` lets what it starts ignore SIGINT, since Ctrl-C is for the foreground. It does
-    # not reach this session: SIGINT comes from the parent alone, which asks the command to end.
+    # A command that a shell script starts with `&` ignores SIGINT, because Ctrl-C is meant for the
+    # foreground. Ctrl-C does not reach this session: here, SIGINT comes only from the parent, which
+    # asks the command to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Python ignores these two; another program relies on them.
+    # Python ignores these two, but other programs rely on their default actions.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

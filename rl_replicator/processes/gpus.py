@@ -4,7 +4,7 @@ import itertools
 import os
 import pathlib
 
-# The environment variable that says which GPUs a process may use.
+# The environment variable that lists the GPUs that a process may use.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -1,10 +1,10 @@
 """Kills the process groups that a dead process leaves behind: `python guard.py`.
 
-The kernel kills the leaders of the groups with the process that started them, however that dies,
-but not what the leaders have started. The guard reads the numbers of the groups from its standard
-input, one a line, a negative one for a group that has ended. It kills those that are left when it
-reads 0, when the input ends, or when the process that started it has ended: what that process has
-forked may hold the input open. It uses the standard library alone, to be small.
+However a process dies, the kernel also kills the leaders of the process groups that it has started,
+but not the leaders' own children. The guard reads the ids of the groups from its standard input,
+one per line; a negated id means that the group has ended. It kills the remaining groups when it
+reads 0, when the input ends, or when the process that started it has ended: forks of that process
+may keep the input open. It uses only the standard library, to stay small.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import threading
 from collections.abc import Iterator
 
 _END = 0
-# A guard that does not end by itself was stopped by a signal, or has no processor.
+# A guard that has not ended by then was stopped by a signal, or gets no CPU time.
 _SECONDS_TO_END = 60.0
 
 
 class Guard:
-    """A process that outlives this one by a moment. Thread-safe."""
+    """A process that briefly outlives this one, to kill its process groups. Thread-safe."""
 
     def __init__(self) -> None:
-        """Starts the process with the first group to watch."""
+        """Starts no process yet: the first call of `watch` does."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -35,7 +35,7 @@ class Guard:
         """Makes the guard kill a process group if this process dies.
 
         Args:
-          group: number of the group.
+          group: id of the group.
         """
         with self._lock:
             if self._process is None:
@@ -43,25 +43,25 @@ class Guard:
                     [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C of the terminal must not end it.
+                    start_new_session=True,  # Ctrl-C in the terminal must not end it.
                 )
         self._write(group)
 
     def forget(self, group: int) -> None:
-        """Tells the guard that no process of a group is left.
+        """Makes the guard ignore a group, all of whose processes have ended.
 
         Args:
-          group: number of the group.
+          group: id of the group.
         """
         self._write(-group)
 
     def close(self) -> None:
-        """Ends the guard, which kills what it still watches; the next `watch` starts another."""
+        """Ends the guard, which kills the groups it watches; the next `watch` starts another."""
         with self._lock:
             process, self._process = self._process, None
         if process is None or process.stdin is None:
             return
-        # A process that was forked may hold the other end of the pipe: closing it is not enough.
+        # Closing the pipe is not enough, because a fork of this process may keep it open.
         with contextlib.suppress(OSError):
             process.stdin.write(b"%d\n" % _END)
             process.stdin.close()
@@ -74,13 +74,13 @@ class Guard:
     def _write(self, number: int) -> None:
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
-                with contextlib.suppress(OSError, ValueError):  # It was killed, or is closed.
+                with contextlib.suppress(OSError, ValueError):  # The guard was killed, or closed.
                     self._process.stdin.write(b"%d\n" % number)
                     self._process.stdin.flush()
 
 
 def main() -> None:
-    """Waits until the process that started this one ends, and kills the groups that are left."""
+    """Waits until the parent process ends or closes the guard; kills the remaining groups."""
     groups: set[int] = set()
     for number in _numbers(int(sys.argv[1])):
         if number == _END:
@@ -92,18 +92,18 @@ def main() -> None:
 
 
 def _numbers(parent: int) -> Iterator[int]:
-    """Yields the numbers of the input, as long as it is open and the parent process lives."""
+    """Yields the numbers from the input while it is open and the parent process is alive."""
     os.set_blocking(0, False)
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    # Where the kernel has no such descriptors, the end of the input alone must do.
+    # Kernels without process descriptors signal only the end of the input.
     with contextlib.suppress(OSError, AttributeError):
         poll.register(os.pidfd_open(parent), select.POLLIN)
     rest, lives = b"", os.getppid() == parent
     while True:
         if lives:
             poll.poll()
-            lives = os.getppid() == parent  # Asked before the last numbers are read.
+            lives = os.getppid() == parent  # Checked before the last numbers are read.
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(0, 1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")

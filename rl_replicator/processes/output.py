@@ -1,4 +1,4 @@
-"""What processes print, and how messages describe their end."""
+"""The output of processes, and descriptions of how they ended."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO
 
-# Takes a target, "stdout" or "stderr", and a line with its end.
+# Takes a target, "stdout" or "stderr", and a line including its newline.
 Writer = Callable[[str, str], None]
 
-# A progress bar, which a process overwrites by means of "\r", is a line this often, in seconds, and
-# once more in its last state.
+# Minimum time, in seconds, between two copies of a progress bar, which a process overwrites with
+# "\r". Its final state is always copied.
 _BAR_SECS = 5.0
-# A longer line is cut.
+# Longer lines are split.
 _LINE_BYTES = 1 << 20
 
 _lock = threading.Lock()
@@ -35,38 +35,38 @@ def prefixed(prefix: str) -> Writer:
     """
 
     def write(target: str, text: str) -> None:
-        # Looked up for every line: a notebook or a test may replace it.
+        # Looked up for every line, because a notebook or a test may replace the stream.
         out = getattr(sys, target)
-        if out is None:  # The stream was closed before this process began.
+        if out is None:  # The stream was already closed when this process started.
             return
         encoding = getattr(out, "encoding", None) or "utf-8"
         out.write(f"{prefix}{text}".encode(encoding, "replace").decode(encoding))
-        if (flush := getattr(out, "flush", None)) is not None:  # print() needs none.
+        if (flush := getattr(out, "flush", None)) is not None:  # `print` works without it, too.
             flush()
 
     return write
 
 
 class LineCopier:
-    """Copies the lines of a process, in the background.
+    """Copies the output of a process line by line, in the background.
 
-    What a process overwrites by means of "\\r", such as a progress bar, is a line every few seconds
-    and at its end. Other text is copied when its line has ended.
+    Text that the process overwrites with "\\r", such as a progress bar, is copied as a line every
+    few seconds and in its final state. Other text is copied when its line has ended.
     """
 
     def __init__(self, write: Writer, streams: Mapping[str, IO[bytes]]):
-        """Starts to copy.
+        """Starts copying.
 
         Args:
-          write: takes the lines, one at a time.
+          write: called with one line at a time.
           streams: pipes from the process by their target, "stdout" or "stderr".
         """
         self._copies = [_Copy(write, target, stream) for target, stream in streams.items()]
 
     def drain(self, timeout: float) -> None:
-        """Waits until all that an ended process has printed is copied.
+        """Waits until all output of a process that has ended is copied.
 
-        An orphan that inherited the pipes may keep them open: what it prints is not awaited.
+        An orphan that inherited the pipes may keep them open; this does not wait for its output.
 
         Args:
           timeout: seconds to wait.
@@ -77,7 +77,7 @@ class LineCopier:
 
 
 class _Copy:
-    """Copies the lines of one pipe, in a thread."""
+    """Copies the lines of one pipe, in a thread of its own."""
 
     def __init__(self, write: Writer, target: str, stream: IO[bytes]):
         self._write, self._target, self._stream = write, target, stream
@@ -90,7 +90,11 @@ class _Copy:
         self._thread.start()
 
     def drain(self, deadline: float) -> None:
-        """Waits until what is in the pipe now is copied, or else until `time.monotonic` says so."""
+        """Waits until all that is in the pipe now is copied, at most until `deadline`.
+
+        Args:
+          deadline: a time of `time.monotonic`.
+        """
         goal: int | None = None
         while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
             if self._busy.acquire(timeout=left):
@@ -99,7 +103,7 @@ class _Copy:
                         return
                     if goal is None:
                         goal = self._num_bytes + _num_waiting(self._stream)
-                    # At its end, a line without an end is still to be copied.
+                    # At the end of the pipe, a last line without a newline has yet to be copied.
                     if self._num_bytes >= goal and not _has_ended(self._stream):
                         return
                 finally:
@@ -115,7 +119,7 @@ class _Copy:
                 self._num_bytes += len(chunk)
                 if not chunk:
                     self._stream.close()
-                    chunk = b"\n" if rest else b""  # The last line may have no end.
+                    chunk = b"\n" if rest else b""  # The last line may lack a newline.
                 rest += chunk
                 if b"\n" in chunk:
                     *lines, rest = rest.split(b"\n")
@@ -127,8 +131,8 @@ class _Copy:
                     rest = bytearray()
 
     def _copy_bar(self, rest: bytearray) -> bytearray:
-        """Writes what is overwritten at the end of the output, if it is time; returns the rest."""
-        end = rest.rfind(b"\r", 0, -1)  # One at the very end may belong to "\r\n".
+        """Writes the latest complete state of a progress bar if it is due; returns what remains."""
+        end = rest.rfind(b"\r", 0, -1)  # A "\r" at the very end may belong to "\r\n".
         if end < 0:
             return rest
         state, rest = _visible(rest[:end]), rest[end + 1 :]
@@ -141,8 +145,8 @@ class _Copy:
 
     def _write_lines(self, lines: Iterable[bytearray]) -> None:
         for line in lines:
-            # If the reader of our output is gone, or the script's own stream fails, the process
-            # must not block on a full pipe.
+            # Copying continues after errors: if the reader of our output is gone, or a script's own
+            # stream fails, the process must not block on a full pipe.
             try:
                 with _lock:
                     self._write(self._target, f"{line.decode(errors='replace')}\n")
@@ -164,27 +168,27 @@ class _Copy:
 
 
 def _visible(line: bytearray) -> bytearray:
-    """Returns the text of a line that was written last: that after a "\\r" overwrites others."""
+    """Returns the visible text of a line: text after a "\\r" overwrites the text before it."""
     states = line.split(b"\r")
     return next((state for state in reversed(states) if state.strip()), states[0])
 
 
 def _wait(pipe: IO[bytes]) -> None:
-    """Waits until a pipe can be read, at its end too."""
+    """Waits until a pipe has data or has ended."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     poll.poll()
 
 
 def _has_ended(pipe: IO[bytes]) -> bool:
-    """Whether no process can write to a pipe any more."""
+    """Whether no process can write to a pipe anymore."""
     poll = select.poll()
     poll.register(pipe, 0)
     return bool(poll.poll(0))
 
 
 def _num_waiting(pipe: IO[bytes]) -> int:
-    """Returns the number of bytes in a pipe."""
+    """Returns the number of unread bytes in a pipe."""
     (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
     return count
 
@@ -193,7 +197,7 @@ def describe_end(code: int) -> str:
     """Describes the end of a process, such as "was killed by SIGKILL".
 
     Args:
-      code: exit status; the negative number of the signal that killed it.
+      code: exit status, or the negative number of the signal that killed it.
     """
     if code >= 0:
         return f"ended with status {code}"

@@ -1,4 +1,4 @@
-"""TCP ports of this machine: their reservation, who listens there, and who may connect.
+"""TCP ports of this machine: reserving them, finding listeners, and restricting connections.
 
 Linux only.
 """
@@ -14,24 +14,24 @@ _LOG = logging.getLogger(__name__)
 
 # Set to 1 by `--open-ports`, for this process and those that it starts while it trains.
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
-# gRPC reads it in this case only, and `no_proxy` where it is not set.
+# gRPC reads this name in lower case only, and `no_proxy` if it is not set.
 _NO_PROXY = "no_grpc_proxy"
-# Keepalives probe a connection on which nothing is sent.
+# Interval between the keepalive probes on an idle connection.
 _PROBE_SECONDS = 5
-# Both ends give up a silent machine after this time: by then a supervisor starts its node
-# elsewhere, and a node on a machine that was cut off must not go on as well. A shorter interruption
-# is survived.
+# Both ends give up a silent connection after this time. The supervisor then starts the node
+# elsewhere, and a node on a machine that was cut off must not continue as well. Connections survive
+# shorter interruptions.
 SILENCE_SECONDS = 60.0
 _INTERFACES = Path("/sys/class/net")
 
 
 class OpenPortError(ValueError):
-    """A port would be open to other machines, and the user has not allowed that."""
+    """A port would be open to other machines, which the user has not allowed."""
 
 
 @contextlib.contextmanager
 def allowing_open_ports(is_allowed: bool) -> Iterator[None]:
-    """Lets this process and the processes that it starts open ports to other machines.
+    """Allows this process and its children to open ports to other machines, inside the context.
 
     Args:
       is_allowed: the option `--open-ports`; if False, the environment variable decides.
@@ -49,19 +49,19 @@ def allowing_open_ports(is_allowed: bool) -> Iterator[None]:
 
 
 def reserve(host: str, port: int = 0) -> socket.socket:
-    """Reserves a port, which no other bind to port 0 on this machine gets while it is reserved.
+    """Reserves a port: a bind to port 0 on this machine cannot get it while it is reserved.
 
     Args:
       host: address to bind to; empty for all.
-      port: the port; 0 for any free one.
+      port: the port; 0 for any free port.
 
     Returns:
       A socket that is bound to the port and does not listen. Servers that set SO_REUSEADDR (those
-      of gRPC, Reverb and TensorFlow do) can bind the port and listen nevertheless. Closing the
-      socket ends the reservation.
+      of gRPC, Reverb and TensorFlow do) can still bind the port and listen. Closing the socket ends
+      the reservation.
 
     Raises:
-      OSError: if somebody listens on the port.
+      OSError: if another socket listens on the port.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,10 +74,10 @@ def reserve(host: str, port: int = 0) -> socket.socket:
 
 
 def bypass_proxy(hosts: Iterable[str]) -> None:
-    """Lets gRPC connect to hosts directly in this process, even if `http_proxy` is set.
+    """Makes gRPC in this process connect to hosts directly, even if `http_proxy` is set.
 
-    The servers of TensorFlow and Reverb would ask the proxy, which reaches neither the loopback
-    interface of this machine nor, as a rule, the hosts of a cluster. They have no other setting.
+    The servers of TensorFlow and Reverb would use the proxy, which reaches neither the loopback
+    interface of this machine nor, usually, the hosts of a cluster. They have no other setting.
 
     Args:
       hosts: the names or addresses of machines.
@@ -89,12 +89,12 @@ def bypass_proxy(hosts: Iterable[str]) -> None:
 
 
 def give_up_silence(connection: socket.socket) -> None:
-    """Ends a TCP connection when the other machine has been silent for `SILENCE_SECONDS`."""
+    """Makes a TCP connection fail when the other machine was silent for `SILENCE_SECONDS`."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _PROBE_SECONDS),
         (socket.TCP_KEEPINTVL, _PROBE_SECONDS),
-        # Without it, what was sent last is sent again for some fifteen minutes.
+        # Otherwise, unacknowledged data is sent again for some fifteen minutes.
         (socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_SECONDS)),
         (socket.TCP_NODELAY, 1),
     ):
@@ -104,14 +104,14 @@ def give_up_silence(connection: socket.socket) -> None:
 def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo") -> bool:
     """Lets only this machine connect to the sockets of this process that listen on a port.
 
-    For servers that listen on all network interfaces, whatever they are told. A listening socket
-    that is bound to the loopback interface accepts connections to 127.0.0.1 and ::1 alone.
-    Unprivileged processes may do this on Linux 5.7 or newer.
+    For servers that always listen on all network interfaces. A listening socket that is bound to
+    the loopback interface accepts only connections to 127.0.0.1 and ::1. Unprivileged processes may
+    do this on Linux 5.7 or newer.
 
     Args:
       port: TCP port.
       server: name of the server's library.
-      exposed: what everybody can read and write who can connect.
+      exposed: the data that anyone who can connect can read and write.
       device: name of the loopback interface.
 
     Returns:
@@ -138,14 +138,14 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
 
 
 def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None:
-    """Checks that the user allows a port that other machines can reach, and says who can do what.
+    """Checks that the user allows a port that other machines can reach; logs what it exposes.
 
     A machine whose only network interface is loopback needs no permission.
 
     Args:
       port: TCP port.
       server: name of the server's library.
-      exposed: what everybody can read and write who can connect.
+      exposed: the data that anyone who can connect can read and write.
       reason: why the port is not confined to this machine.
 
     Raises:
@@ -168,7 +168,7 @@ def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None
 
 
 def _outer_interfaces() -> list[str]:
-    """Returns the names of the network interfaces by which other machines reach this one."""
+    """Returns the names of the network interfaces through which other machines reach this one."""
     return [
         name
         for _, name in socket.if_nameindex()
@@ -191,7 +191,7 @@ def _own_listeners(port: int) -> Iterator[socket.socket]:
                 continue
             found = socket.socket(fileno=os.dup(int(descriptor)))
         except OSError:
-            continue  # Closed meanwhile, as the directory's own descriptor is.
+            continue  # Closed in the meantime, like the descriptor of the directory itself.
         if _listens(found) and found.getsockname()[1] == port:
             yield found
         else:
@@ -211,7 +211,7 @@ def count_foreign(port: int) -> int:
     """
     own = set()
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # Closed meanwhile, as the directory's own one is.
+        with contextlib.suppress(OSError):  # Closed in the meantime; see `_own_listeners`.
             own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
     listeners = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -219,7 +219,7 @@ def count_foreign(port: int) -> int:
             with open(table) as lines:
                 rows = [line.split() for line in lines][1:]
         except FileNotFoundError:
-            continue  # No IPv6 here.
+            continue  # This machine has no IPv6.
         for row in rows:
             is_listening = row[3] == "0A"
             if is_listening and int(row[1].rpartition(":")[2], 16) == port:

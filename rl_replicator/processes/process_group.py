@@ -1,4 +1,4 @@
-"""A child process and all that it starts."""
+"""A child process and all processes that it starts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rl_replicator.processes import command_entry, signals
 from rl_replicator.processes import guard as guards
 
 _ENTRY = Path(command_entry.__file__)
-# In place of an exit status that is lost, because SIGCHLD is ignored or somebody else has asked.
+# Replaces an exit status that is lost, because SIGCHLD is ignored or other code has read it.
 UNKNOWN_STATUS = 255
 
 
 def keep_statuses() -> None:
-    """Lets the kernel keep the exit statuses of children; does nothing off the main thread.
+    """Makes the kernel keep the exit statuses of children; does nothing outside the main thread.
 
-    In a process that ignores SIGCHLD, as it may have inherited, all of them are lost.
+    They are lost in a process that ignores SIGCHLD, a setting that it may have inherited.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
@@ -31,15 +31,15 @@ def keep_statuses() -> None:
 
 
 class ProcessGroup:
-    """A child process, the leader of a group of its own, and the processes that it has started.
+    """A child process, the leader of its own process group, and the processes that it starts.
 
-    What the leader has started is killed when the leader ends. The leader is reaped only
-    afterwards: until then, the kernel gives its number to no other process and to no other group.
+    When the leader ends, the rest of the group is killed. The leader is reaped only afterwards:
+    until then, the kernel gives its id to no other process or group.
 
-    Any thread may send signals; a single thread calls `poll` and `wait`.
+    Any thread may send signals; only a single thread may call `poll` and `wait`.
 
     Attributes:
-      pid: process id of the leader, and the number of the group.
+      pid: process id of the leader, and id of the group.
     """
 
     def __init__(self, pid: int, guard: guards.Guard | None = None):
@@ -66,12 +66,12 @@ class ProcessGroup:
     ) -> ProcessGroup:
         """Starts a command. The kernel kills it when the calling thread ends.
 
-        It ends with status 2, and a message in its output, if there is no such command. If this
-        process ignores SIGCHLD, it does so no longer: see `keep_statuses`.
+        If there is no such command, the process ends with status 2 and a message in its output. If
+        this process ignores SIGCHLD, it no longer does afterwards; see `keep_statuses`.
 
         Args:
           command: the command and its arguments.
-          environment: all environment variables but `signals.SUPERVISED`, which is added.
+          environment: all environment variables except `signals.SUPERVISED`, which is added.
           output: file for both standard output and standard error.
           guard: see the constructor.
 
@@ -85,10 +85,10 @@ class ProcessGroup:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Ctrl-C of the terminal reaches this process only, which tells the others.
+            # Ctrl-C in the terminal reaches only this process, which asks the others to end.
             start_new_session=True,
         )
-        process.returncode = 0  # Makes `subprocess` leave the reaping to us.
+        process.returncode = 0  # Makes `subprocess` leave reaping to this class.
         return cls(process.pid, guard)
 
     @property
@@ -98,20 +98,20 @@ class ProcessGroup:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return False  # It has ended.
-        # The name, in parentheses, may contain anything.
+        # The process name, in parentheses, may contain any characters.
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def poll(self) -> int | None:
         """Returns the leader's exit status, or minus the signal that killed it; None if alive.
 
-        It is `UNKNOWN_STATUS` for a leader that has ended if the kernel knows nothing of it.
+        Returns `UNKNOWN_STATUS` if the leader has ended and the kernel has lost its status.
         """
         if self._code is None and self._has_ended(os.WNOHANG):
             self._reap()
         return self._code
 
     def wait(self) -> int:
-        """Waits for the leader's end; returns what `poll` returns then."""
+        """Waits until the leader has ended; returns the result of `poll`."""
         if self._code is None:
             self._has_ended(0)
             self._reap()
@@ -119,7 +119,7 @@ class ProcessGroup:
         return self._code
 
     def _has_ended(self, flags: int) -> bool:
-        """Asks the kernel; waits for the end unless `flags` has WNOHANG."""
+        """Whether the leader has ended; waits until it has, unless `flags` has WNOHANG."""
         try:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
         except ChildProcessError:
@@ -134,7 +134,7 @@ class ProcessGroup:
                     os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kills the leader and all that it has started."""
+        """Kills the leader and the rest of its group."""
         with self._lock:
             self._kill()
 

@@ -1,4 +1,4 @@
-"""Counts restarts after failures: how many are allowed, and after which pauses."""
+"""Limits restarts after failures, and computes the pauses before them."""
 
 
 class Restarts:
@@ -15,15 +15,15 @@ class Restarts:
         longest_pause: float = 30.0,
         reset_after: float = 900.0,
     ):
-        """Counts none yet.
+        """Starts with a count of 0.
 
         Args:
-          limit: greatest number of restarts in a row.
+          limit: maximum number of restarts in a row.
           first_pause: seconds before the first restart.
-          longest_pause: greatest number of seconds before a restart.
-          reset_after: what ran for longer than this before it failed, in seconds, has recovered:
-            its restarts are counted anew. It must be well above the time in which a failure is
-            noticed, such as the `call_timeout` of a `MultiWorkerReplicator`.
+          longest_pause: maximum number of seconds before a restart.
+          reset_after: seconds after which a process that runs counts as recovered: if it fails
+            later, the count starts again from 0. It must be well above the time that it takes to
+            notice a failure, such as the `call_timeout` of a `MultiWorkerReplicator`.
         """
         self.count = 0
         self._limit = limit
@@ -45,7 +45,7 @@ class Restarts:
         if self.count >= self._limit:
             return None
         self.count += 1
-        # The exponent is limited, because floats are.
+        # The exponent is limited, because a larger one would overflow.
         return min(self._longest, self._first * 2.0 ** min(self.count - 1, 30))
 
     def progress(self) -> str:

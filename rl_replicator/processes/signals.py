@@ -1,10 +1,10 @@
-"""What the signals that ask a process to end do for a while.
+"""Temporary handlers for the signals that ask a process to end.
 
-A signal that a process ignores when it starts stays ignored, as whoever has started it wants:
-`nohup` for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
+A signal that is ignored when the process starts stays ignored, as intended by its parent: `nohup`
+ignores SIGHUP, and `&` in a script ignores SIGINT, which keeps Ctrl-C for the foreground.
 
-A process that is forked from this one inherits handlers, but neither the threads nor the loop that
-they need. It gets the handlers back that were there before, and ends when it is asked to.
+A process that is forked from this one inherits the handlers, but neither the threads nor the loop
+that they need. So its previous handlers are restored, and it ends when it is asked to.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# What asks a process to end: Ctrl-C, `kill`, and the end of its terminal.
+# The signals that ask a process to end: from Ctrl-C, `kill`, and the closing of its terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# In the environment of a process whose parent asks it to end, and kills it if it does not in time.
+# Environment variable of a process whose parent asks it to end, and kills it if it takes too long.
 SUPERVISED = "RL_REPLICATOR_SUPERVISED"
 
-# Signals that are handled here, with what handles them in forked processes; the newest last.
+# The signals handled here, with their handler in this process and in forks; the newest last.
 _taken: list[tuple[int, Handler, Any]] = []
-# What forked processes do first.
+# Functions that forked processes call first.
 _in_forks: list[Callable[[], None]] = []
 
 
 def is_impatience(number: int) -> bool:
-    """Returns whether a signal, after another one, asks to end at once.
+    """Returns whether a repeated signal means that the process must end immediately.
 
-    SIGHUP does not: the kernel sends it, and then the shell does. Nor does any signal to a process
-    that is supervised: what signals all processes of a job reaches it twice, directly and through
-    its parent, which kills it if somebody is impatient.
+    SIGHUP does not, because both the kernel and the shell send it. Nor does any signal to a
+    supervised process: a signal to all processes of a job reaches it twice, directly and through
+    its parent, and the parent kills it if it must end immediately.
 
     Args:
       number: the second signal.
@@ -45,7 +45,7 @@ def is_impatience(number: int) -> bool:
 
 
 def note(number: int, received: list[int]) -> bool:
-    """Adds a signal to those received, unless it only repeats the first: see `is_impatience`.
+    """Adds a signal to those received, unless it only repeats the first; see `is_impatience`.
 
     Args:
       number: the signal.
@@ -61,16 +61,16 @@ def note(number: int, received: list[int]) -> bool:
 
 
 def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:
-    """Handles signals from now on; those that are ignored stay so.
+    """Installs a handler for signals; those that are ignored stay ignored.
 
-    Does nothing in other threads than the main one, which alone handles signals.
+    Does nothing outside the main thread, the only one in which Python handles signals.
 
     Args:
       handler: called with the number of the signal and the frame that it interrupts.
       numbers: the signals.
 
     Returns:
-      What has handled each of them before; those that this changes nothing for are left out.
+      The previous handler of each signal whose handler this changes.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -82,9 +82,10 @@ def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:
 
 
 def override(number: int, handler: Handler) -> None:
-    """Handles a signal for good, even if it is ignored. For the main thread.
+    """Installs a handler permanently, even if the signal is ignored. Main thread only.
 
-    Processes that are forked from this one handle it as a new interpreter does.
+    In processes that are forked from this one, the signal has the default handler of a new
+    interpreter.
 
     Args:
       number: the signal.
@@ -95,45 +96,45 @@ def override(number: int, handler: Handler) -> None:
 
 
 def call_in_forks(function: Callable[[], None]) -> None:
-    """Calls a function in each process that is forked from this one, before any signal reaches it.
+    """Registers a function to call in each fork of this process before any signal reaches the fork.
 
     Args:
-      function: forgets what only this process has, for handlers that others have kept.
+      function: drops state that only this process has, for handlers that other code has kept.
     """
     _in_forks.append(function)
 
 
 def _set(number: int, handler: Handler, in_forks: Any) -> Any:
-    # Noted first, because another thread may fork at any time.
+    # Recorded first, because another thread may fork at any time.
     _taken.append((number, handler, in_forks))
     return signal.signal(number, handler)
 
 
 def give_back(handler: Handler, before: dict[int, Any]) -> None:
-    """Undoes `take`, except where somebody has put another handler over this one.
+    """Undoes `take`, except for signals that have got another handler since.
 
     Args:
-      handler: what handles the signals now.
-      before: what `take` has returned; empty afterwards.
+      handler: the handler passed to `take`.
+      before: the result of `take`; emptied.
     """
     while before:
         number, former = before.popitem()
         _restore(number, handler, former)
         newest = next((one for one in reversed(_taken) if one[:2] == (number, handler)), None)
         if newest is not None:
-            with contextlib.suppress(ValueError):  # A handler that interrupts this was first.
+            with contextlib.suppress(ValueError):  # A handler that ran meanwhile has removed it.
                 _taken.remove(newest)
 
 
 def _restore(number: int, handler: Handler, former: Any) -> None:
     if signal.getsignal(number) == handler:
-        # None is a handler that is not of Python, which cannot be set again.
+        # None stands for a handler that was not set by Python, and that Python cannot restore.
         signal.signal(number, signal.SIG_DFL if former is None else former)
 
 
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
-    """Handles the signals that end a process inside the context, as `take` does."""
+    """Inside the context, handles the signals that ask a process to end; see `take`."""
     before = take(handler)
     try:
         yield
@@ -145,7 +146,7 @@ class _Fork(threading.local):
     """A fork by this thread.
 
     Attributes:
-      held: Signals that it holds back.
+      held: signals that are blocked during the fork.
     """
 
     held: frozenset[int] = frozenset()
@@ -155,7 +156,7 @@ _fork = _Fork()
 
 
 def _hold() -> None:
-    """Holds signals back, because Python drops those that a new process gets before our hook."""
+    """Blocks signals, because Python drops those that a fork receives before our hook runs."""
     numbers = frozenset(number for number, _, _ in _taken)
     if numbers:
         numbers -= signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -175,6 +176,6 @@ def _give_all_back() -> None:
 
 
 os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_give_all_back)
-# A second time in the parent, where an exception that a handler raises may take the place of a
-# call. In the child, held signals are for the handlers that it has got back.
+# In the parent, `_let_go` is called twice, because an exception from a signal handler may prevent
+# one call. In the child, blocked signals go to the handlers that were restored before.
 os.register_at_fork(after_in_parent=_let_go, after_in_child=_let_go)
