@@ -12,7 +12,7 @@ from rl_replicator.layers import statistics
 class MovingAverage(snt.Metric):
     """`value <- decay value + (1 - decay) x`, from a given start and without bias correction.
 
-    The same as in Keras. `snt.ExponentialMovingAverage` starts at 0 and corrects the bias.
+    Keras does the same. `snt.ExponentialMovingAverage` starts at 0 and corrects the bias.
     """
 
     def __init__(self, decay: float, start: float, name: str | None = None):
@@ -33,7 +33,7 @@ class MovingAverage(snt.Metric):
         self.average = tf.Variable(self._initial(value), trainable=False, name="average")
 
     def update(self, value: tf.Tensor) -> None:
-        """Moves the average towards `value`, of the shape that `initialize` was given."""
+        """Moves the average towards `value`, which has the shape that `initialize` got."""
         self.initialize(value)
         self.average.assign_sub((self.average - value) * (1 - self._decay))
 
@@ -83,7 +83,7 @@ class CrossReplicaBatchNorm(snt.Module):
         Args:
           create_scale: whether to have a trainable scale per channel.
           create_offset: whether to have a trainable offset per channel.
-          moving_mean: averages the mean for use without training. By default an
+          moving_mean: averages the mean, for use outside of training. By default an
             `snt.ExponentialMovingAverage(decay_rate)`, which corrects its bias.
           moving_variance: averages the variance, with the same default.
           decay_rate: decay of the default moving statistics.
@@ -94,8 +94,8 @@ class CrossReplicaBatchNorm(snt.Module):
           name: the name of the module.
 
         Raises:
-          ConfigError: an initializer of a parameter that is not created, or an unknown data
-            format.
+          ConfigError: if a parameter that is not created has an initializer, or the data format is
+            unknown.
         """
         super().__init__(name=name)
         for is_created, init, what in (
@@ -139,8 +139,8 @@ class CrossReplicaBatchNorm(snt.Module):
           A tensor of the shape and dtype of `inputs`.
 
         Raises:
-          ConfigError: inputs that are not floating, a tensor for `is_training`, or a scale or
-            offset beside a created one.
+          ConfigError: if `inputs` are not floating, a flag is a tensor, or a scale or an offset is
+            passed although the layer has created one.
         """
         for flag in (is_training, test_local_stats):
             if not isinstance(flag, (bool, int)):
@@ -155,7 +155,7 @@ class CrossReplicaBatchNorm(snt.Module):
                 "expected no scale or offset besides the created ones, got one; create none"
             )
         inputs = tf.convert_to_tensor(inputs)
-        if not inputs.dtype.is_floating:  # The result, in that dtype, would be truncated.
+        if not inputs.dtype.is_floating:  # The result has that dtype and would be truncated.
             raise errors.ConfigError(
                 f"expected floating inputs of batch norm, got {inputs.dtype.name}; use tf.cast"
             )
@@ -256,8 +256,8 @@ def average_declared(variables: Iterable[tf.Variable]) -> None:
     reads is left unchanged.
 
     Args:
-      variables: the replicator's, as they were created: each with the copies of all replicas; in
-        the same order on all replicas.
+      variables: the replicator's variables as they were created, each with the copies of all
+        replicas; in the same order on all replicas.
     """
     if collectives.num_replicas() == 1:
         return

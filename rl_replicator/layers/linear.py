@@ -12,7 +12,7 @@ _LEAST_SIZE = 128
 
 
 class Linear(snt.Linear):
-    """`snt.Linear`, whose matrix product has the dtype of `precision.autocast`.
+    """`snt.Linear` with its matrix product in the dtype of `precision.autocast`.
 
     Parameters, inputs, outputs and gradients are float32. The product's operands and its result
     are rounded to the narrower dtype, forwards and backwards, and all else is computed in float32.

@@ -35,13 +35,13 @@ def resolve(name: str) -> str:
 
 
 def choose(name: str) -> tf.DType:
-    """Returns the dtype of a name that `resolve` takes."""
+    """Returns the dtype for a name that `resolve` accepts."""
     return tf.as_dtype(resolve(name))
 
 
 @contextlib.contextmanager
 def autocast(dtype: tf.DType) -> Iterator[None]:
-    """Lets the layers that are called within it, in this thread, compute in a dtype.
+    """Makes layers that this thread calls inside the context compute in a dtype.
 
     This applies to `linear.Linear`; other layers ignore it. For a `tf.function`, the context in
     which it is traced counts.
@@ -50,7 +50,7 @@ def autocast(dtype: tf.DType) -> Iterator[None]:
       dtype: `tf.bfloat16`, or `tf.float32` for no change. float16 would require loss scaling.
 
     Raises:
-      ValueError: if it is another one.
+      ValueError: if it is another dtype.
     """
     if dtype not in (tf.float32, tf.bfloat16):
         raise ValueError(f"expected float32 or bfloat16, got {dtype.name}")
@@ -82,5 +82,5 @@ def _has_fast_bfloat16() -> bool:
         # GPUs of other vendors have no capability: () is less than any.
         return all(each.get("compute_capability", ()) >= _AMPERE for each in details)
     text = _CPU_INFO.read_text() if _CPU_INFO.is_file() else ""
-    # TensorFlow's own kernels do not use these units.
+    # Only oneDNN's kernels use these units, not TensorFlow's own.
     return has_onednn() and re.search(r"\b(amx_bf16|avx512_bf16)\b", text) is not None

@@ -1,4 +1,4 @@
-"""Moving statistics of layers: found in a step, and restored when the step is skipped."""
+"""Finds the moving statistics of layers in a step, and restores them if the step is skipped."""
 
 import contextlib
 import threading
@@ -47,7 +47,7 @@ def averaged(variable: tf.Variable) -> bool:
 
 
 def among(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """Returns those variables that are moving statistics, in the same order."""
+    """Returns those of the variables that are moving statistics, in the same order."""
     return [v for v in variables if averaged(v) or is_declared(v)]
 
 
@@ -58,7 +58,7 @@ def snapshot(variables: Iterable[tf.Variable]) -> Iterator[None]:
     Entered while a step is traced, in the thread and graph of each replica.
 
     Args:
-      variables: all variables of the replicator; those that are no statistics are ignored.
+      variables: all variables of the replicator; only moving statistics are read.
     """
     _STATE.before = [(variable, variable.read_value()) for variable in among(variables)]
     try:
@@ -79,13 +79,13 @@ def restore_unless(finite: tf.Tensor) -> None:
     before = _STATE.before or []
     for variable in written([variable for variable, _ in before]):
         value = next(value for other, value in before if other is variable)
-        # A mesh supports no scalar condition beside tensors.
+        # Not a scalar condition, which a mesh does not support for other tensors.
         everywhere = tf.fill(tf.shape(value), finite)
         variable.assign(tf.where(everywhere, variable.read_value(), value))
 
 
 def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """Returns the variables that the step assigns, in the same order.
+    """Returns those of the variables that the step assigns, in the same order.
 
     This includes assignments in the graphs around the current one: a branch of `tf.cond` is a graph
     of its own, and the step's earlier operations are in another.

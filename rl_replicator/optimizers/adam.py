@@ -12,7 +12,7 @@ from rl_replicator.optimizers import updates as updates_lib
 
 
 class Adam(snt.optimizers.Adam):
-    """Sonnet's Adam, with one kernel per parameter in place of a dozen small operations.
+    """Sonnet's Adam with one kernel per parameter instead of a dozen small operations.
 
     Arguments, attributes (`step`, `m`, `v`) and results are those of `snt.optimizers.Adam`, so
     checkpoints of the two are exchangeable. Kingma & Ba 2015, Algorithm 1 (arXiv:1412.6980).
@@ -27,8 +27,8 @@ class Adam(snt.optimizers.Adam):
         """Updates the parameters in place; skips those whose update is None.
 
         Raises:
-          ConfigError: a parameter has a dtype of 16 bits.
-          ValueError: lengths or dtypes differ, no parameter, or no update at all.
+          ConfigError: if a parameter has a dtype of 16 bits.
+          ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
         """
         for parameter in parameters:
             # 0.999 is 1 in bfloat16, and 1e-8 is 0 in float16: both divide by zero.
@@ -85,9 +85,9 @@ def _apply_rows(
     beta2: tf.Tensor,
     epsilon: tf.Tensor,
 ) -> None:
-    """Computes the same as the kernel, only for the rows of a sparse update."""
-    # Each row is written, so it may occur only once. Not `tf.size`, which XLA cannot compare with
-    # the size of the sum.
+    """Computes the same as the kernel, but only for the rows of a sparse update."""
+    # Each row is overwritten, so it may occur only once. Not `tf.size(rows)`, which XLA cannot
+    # compare with the size of the sum.
     rows, places = tf.unique(update.indices)  # [R], [N]
     g = tf.math.unsorted_segment_sum(update.values, places, tf.shape(rows)[0])  # [R, ...]
     new_m = beta1 * m.sparse_read(rows) + (1 - beta1) * g

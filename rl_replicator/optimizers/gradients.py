@@ -15,8 +15,8 @@ REDUCTIONS = ("mean", "sum", "none")
 # GROWTH_INTERVAL consecutive finite updates double it.
 INITIAL_SCALE = 2.0**15
 GROWTH_INTERVAL = 2000
-# No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
-# and NaN of all gradients.
+# No gradient reaches this norm. Near the limit of float32, clipping to a norm turns all gradients
+# into zeros, infinity or NaN.
 _MAX_NORM = 1e30
 _HALVES = (tf.float16, tf.bfloat16)
 
@@ -32,7 +32,7 @@ class Options:
       skip_nonfinite: whether to skip steps whose gradients contain NaN or infinity.
 
     Raises:
-      ConfigError: an option has an invalid value.
+      ConfigError: if an option has an invalid value.
     """
 
     reduction: str
@@ -166,7 +166,7 @@ def all_finite(updates: Sequence[Any]) -> tf.Tensor:
 
 
 def _parts(x: tf.Tensor) -> tf.Tensor:
-    """Returns the real and imaginary parts of complex numbers, [..., 2]; other tensors as is."""
+    """Returns complex numbers as their real and imaginary parts, [..., 2]; other tensors as is."""
     return tf.stack([tf.math.real(x), tf.math.imag(x)], axis=-1) if x.dtype.is_complex else x
 
 
@@ -195,7 +195,7 @@ class LossScaleGuard(tf.Module):
         self.scale: tf.Variable | None = None
         if is_dynamic:
             self.scale = tf.Variable(INITIAL_SCALE, trainable=False, name="loss_scale")
-            # Not int32, which a mesh of GPUs does not take.
+            # Not int32, which a mesh of GPUs does not support.
             self.num_good = tf.Variable(0, trainable=False, dtype=tf.int64, name="num_good_steps")
 
     def update(self, finite: tf.Tensor) -> None:
@@ -207,19 +207,19 @@ class LossScaleGuard(tf.Module):
         self.num_skipped.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
         if self.scale is None:
             return
-        # After a skip it is negative until `adapt`, whatever is applied in between.
+        # After a skipped update it stays negative until `adapt`, even if other updates are applied.
         skipped = tf.constant(-1, tf.int64)
         counted = tf.where(self.num_good < 0, skipped, self.num_good + 1)
         self.num_good.assign(tf.where(finite, counted, skipped))
 
     def adapt(self) -> None:
-        """Adapts the loss scale at the end of a step, all of whose losses have the same one."""
+        """Adapts the loss scale. Called at the end of a step, whose losses share one scale."""
         if self.scale is None:
             return
         num_good = tf.identity(self.num_good)
         zero = tf.zeros([], tf.int64)
         skipped, grows = num_good < 0, num_good >= GROWTH_INTERVAL
-        # Not beyond what float32 holds: an infinite scale could never be halved again.
+        # It must stay finite in float32: halving an infinite scale would leave it infinite.
         doubled = self.scale * 2.0
         can_grow = tf.logical_and(grows, tf.math.is_finite(doubled))
         grown = tf.where(can_grow, doubled, tf.identity(self.scale))

@@ -1,4 +1,4 @@
-"""Gradient accumulation: gradients of batches that do not fit into memory at once."""
+"""Gradient accumulation: gradients of batches that do not fit into memory as a whole."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         begin = sum(zeros, start=i * size)
         return tf.nest.map_structure(lambda x: None if x is None else _part(x, begin, size), batch)
 
-    # The first runs outside the loop, because the loop's state needs its structure.
+    # The first micro-batch runs outside the loop, whose state needs the structure of its result.
     first = function(part(0))
     flat = [y for y in tf.nest.flatten(first) if y is not None]
 
@@ -73,7 +73,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
 
 
 def _size(batch: list[tf.Tensor], num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the number of examples in a micro-batch, and zeros, which raise if it is wrong."""
+    """Returns the examples per micro-batch, and zeros that raise if the batch cannot be split."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
             f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
@@ -111,8 +111,8 @@ def _size(batch: list[tf.Tensor], num_micro_batches: int) -> tuple[Any, list[tf.
 def _check(holds: tf.Tensor, words: list[Any]) -> tf.Tensor:
     """Returns a zero; raises `InvalidArgumentError` when the step runs, unless `holds`."""
     with tf.control_dependencies([tf.debugging.Assert(holds, words)]):
-        # XLA drops the assertion, and all else that no result needs. But it does not compile a
-        # reshape to another size.
+        # XLA drops the assertion, like everything that no result depends on. But it refuses to
+        # compile a reshape to another size.
         size = 2 - tf.cast(holds, tf.int32)
         return tf.reshape([0], [size], name="unequal_micro_batches")[0]
 

@@ -1,4 +1,4 @@
-"""Optimizers with a schedule of the learning rate, and weight decay that can exclude variables."""
+"""Optimizers with a learning-rate schedule, and weight decay that can exclude variables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from rl_replicator.optimizers import slots
 from rl_replicator.optimizers import updates as updates_lib
 from rl_replicator.optimizers.schedules import Schedule
 
-# Which of the variables decay.
+# Returns for each variable whether it decays.
 Decayed = Callable[[Sequence[tf.Variable]], Sequence[bool]]
 
 
 class _Scheduled(snt.Optimizer):
-    """Base of this module's optimizers, which add their slots and their formula."""
+    """The base of this module's optimizers, which add their slots and their formula."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _Scheduled(snt.Optimizer):
 
     @property
     def _slots(self) -> list[tf.Variable]:
-        """The velocities; checkpoints hold the name of the attribute in which they are."""
+        """The velocities; checkpoints contain the name of the attribute that holds them."""
         raise NotImplementedError
 
     @snt.once
@@ -50,7 +50,7 @@ class _Scheduled(snt.Optimizer):
         """Updates the parameters in place; skips those whose update is None.
 
         Raises:
-          ValueError: lengths or dtypes differ, no parameter, or no update at all.
+          ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
         """
         updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
         updates_lib.check(updates, parameters)
@@ -73,7 +73,7 @@ class Momentum(_Scheduled):
     """Gradient descent with Nesterov's momentum and L2 weight decay.
 
     Sutskever et al. 2013, in the form of Goyal et al. 2017 (arXiv:1706.02677), equation 9: the
-    learning rate is outside of the velocity.
+    velocity does not include the learning rate.
 
         g' = g + decay w
         v <- m v + g'

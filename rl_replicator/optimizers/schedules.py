@@ -68,8 +68,8 @@ def stairs(peak: float, boundaries: Sequence[int], factor: float = 0.1) -> Sched
 
     Args:
       peak: learning rate before the first boundary.
-      boundaries: steps at which the rate falls.
-      factor: factor of each fall.
+      boundaries: steps at which the rate changes.
+      factor: factor of each change.
     """
 
     def rate(step: tf.Tensor) -> tf.Tensor:

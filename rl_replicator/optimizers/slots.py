@@ -23,11 +23,11 @@ _CURRENT = _Current()
 class Parameters(Sequence):
     """A sequence of parameters that records the current one of an iteration.
 
-    If a loop ends early, its parameter remains recorded until `stop`.
+    If a loop ends early, its last parameter remains recorded until `stop`.
     """
 
     def __init__(self, parameters: Sequence[tf.Variable]):
-        """Copies the sequence."""
+        """Copies `parameters`."""
         self._parameters = list(parameters)
 
     def __len__(self) -> int:
@@ -54,8 +54,8 @@ def owner(shape: tf.TensorShape | None) -> tf.Variable | None:
       shape: shape of the variable that is being created; None if unknown.
 
     Returns:
-      The parameter; None if no slot is being created, or if the slot has another shape than its
-      parameter, such as a counter or a factor of Adafactor.
+      The parameter; None if no slot is being created, or if the shape of the slot differs from its
+      parameter's, as that of a counter or of a factor of Adafactor does.
     """
     parameter = _CURRENT.parameter
     if parameter is None or (shape is not None and shape != parameter.shape):

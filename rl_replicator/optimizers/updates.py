@@ -1,4 +1,4 @@
-"""Updates of parameters, as optimizers receive them: checks, and sparse rows."""
+"""Checks the updates that optimizers receive, and merges the rows of sparse updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
       parameters: one or more parameters.
 
     Raises:
-      ValueError: lengths or dtypes differ, no parameter, or no update at all.
+      ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
     """
     if len(updates) != len(parameters):
         raise ValueError(
@@ -37,7 +37,7 @@ def merge_rows(update: Any) -> Any:
     """Sums the rows of a `tf.IndexedSlices` that have the same index; returns other updates as is.
 
     One row of each index holds the sum, and any others are zeros, so further merges change nothing.
-    All replicas get the same bits from the same rows, also on GPUs.
+    All replicas get the same bits from the same rows, even on GPUs.
     """
     if not isinstance(update, tf.IndexedSlices):
         return update
@@ -54,7 +54,7 @@ def is_on_gpu(update: tf.IndexedSlices) -> bool:
 
 
 def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums rows by index; keeps their number.
+    """Sums rows by index; returns as many rows as it gets.
 
     With XLA, `tf.unique` returns as many rows as it was given. If these went into the next
     `tf.unique`, such as that of an optimizer that merges rows itself, all of them would count.
@@ -69,7 +69,7 @@ def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
     count = tf.shape(indices)[0]
     _, places = tf.unique(indices)
     least = tf.reduce_min(indices)
-    # Of an empty segment, the maximum is the least number of the dtype.
+    # The maximum of an empty segment is the least number of the dtype.
     found = tf.maximum(tf.math.unsorted_segment_max(indices, places, count), least)
     return tf.math.unsorted_segment_sum(values, places, count), found
 
@@ -77,8 +77,8 @@ def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 def _summed_in_order(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums rows by index, in the same order each time.
 
-    On GPUs, TensorFlow's segment sums add rows in the order in which threads reach them, so copies
-    of a variable that should be equal would differ in their last bits.
+    On GPUs, TensorFlow's segment sums add rows in the order in which threads reach them, so the
+    replicas' copies of a variable would differ in their last bits.
 
     Args:
       values: rows, [N, ...].

@@ -1,4 +1,4 @@
-"""Optimizers whose replicas apply the same, reduced gradients."""
+"""Wraps optimizers so that all replicas apply the same, reduced gradients."""
 
 import contextlib
 import logging
@@ -24,15 +24,15 @@ _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 # The parameters for which a Sonnet optimizer has slots, in order.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-# The loss scale of an optimizer, as each replica of a step has read it. Weak, because it refers to
-# the step's graph. Not an attribute, in which `tf.Module` would look for variables.
+# The loss scale of an optimizer as read by each replica of a step. Weak, because it refers to the
+# step's graph. Not an attribute, in which `tf.Module` would look for variables.
 _SCALES: "weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[call_log.CallLog, Any]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 class Wrapped:
-    """Mixed in before the class of an optimizer; the base of all wrapped optimizers."""
+    """The base of all wrapped optimizers, a mixin that precedes the optimizer's class."""
 
     options: Options
     guard: LossScaleGuard | None
@@ -69,7 +69,7 @@ class Wrapped:
           A scalar in the dtype of `loss`; `loss` itself without a `loss_scale`.
 
         Raises:
-          ConfigError: `loss` is float16.
+          ConfigError: if `loss` is float16.
         """
         if self.options.loss_scale is None:
             return loss
@@ -90,7 +90,7 @@ class Wrapped:
         graph, log = call_log.step_graph(), call_log.enclosing()
         if graph is None or log is None or call_log.is_in_function():
             return self.loss_scale
-        with graph.as_default():  # Of the step, not of a branch or a loop in it.
+        with graph.as_default():  # The step's graph, not that of a branch or a loop in it.
             by_log = _SCALES.setdefault(self, weakref.WeakKeyDictionary())
             scales = by_log.setdefault(log, weakref.WeakValueDictionary())
             replica = sums.static_replica_id()
@@ -99,13 +99,13 @@ class Wrapped:
             return scales[replica]
 
     def report_skipped(self) -> int:
-        """Outside of steps: warns of steps that were skipped since the last report.
+        """Warns of steps that were skipped since the last report. Call it outside of steps.
 
         `num_skipped` is part of checkpoints; call `note_reported` after a restore, so that earlier
         steps are not reported again.
 
         Returns:
-          Their number.
+          The number of those steps.
         """
         before = getattr(self, "_num_reported", 0)
         count = self.note_reported()
@@ -117,10 +117,10 @@ class Wrapped:
         return new
 
     def note_reported(self) -> int:
-        """Outside of steps: marks the steps that were skipped so far as reported.
+        """Marks the steps that were skipped so far as reported. Call it outside of steps.
 
         Returns:
-          Their number.
+          The number of those steps.
         """
         self._num_reported = int(self.num_skipped)
         return self._num_reported
@@ -139,13 +139,13 @@ class Wrapped:
           apply: applies reduced gradients to this replica's copies of the parameters.
 
         Raises:
-          ConfigError: all gradients are None; `loss_scale` is set and `scale_loss` was never
-            called; or a `tf.function` that the step calls would skip updates.
+          ConfigError: if all gradients are None, if `loss_scale` is set and `scale_loss` was never
+            called, or if a `tf.function` that the step calls would skip updates.
         """
         options = self.options
         enclosing = call_log.enclosing()
         if options.skips and call_log.is_in_function():
-            # Another step that calls it has its own statistics and its own end.
+            # Another step that calls the function has its own statistics and its own end.
             raise errors.ConfigError(
                 "expected optimizer.apply with skip_nonfinite or a dynamic loss scale outside of "
                 "nested tf.functions, which keep the trace of their first step, found it in one; "
@@ -179,7 +179,8 @@ class Wrapped:
         if self.guard is None:
             apply(updates)
             return
-        # Checked last: clipping an infinite norm and narrowing to float16 can overflow, too.
+        # Checked last, because clipping by an infinite norm and narrowing to float16 can make
+        # values non-finite, too.
         finite = gradients.all_finite(updates)
 
         def apply_all() -> None:  # Returns None even if a user's own optimizer returns something.
@@ -198,7 +199,7 @@ def _merged(update: Any, optimizer_clips: bool) -> Any:
     """Sums the rows of each index if the optimizer's own sum would be wrong, or differ by replica.
 
     Keras clips rows before it sums them: the clipped gradient would depend on how often a row
-    occurs. On GPUs, optimizers add rows in another order on each replica.
+    occurs. On GPUs, optimizers add rows in a different order on each replica.
     """
     if not isinstance(update, tf.IndexedSlices):
         return update
@@ -232,15 +233,15 @@ class _Keras(Wrapped):
         Args:
           grads_and_vars: the pairs.
           name: see Keras.
-          skip_gradients_aggregation: whether the step itself has reduced the gradients; requires
-            `reduction="none"` in `wrap_optimizer`.
+          skip_gradients_aggregation: whether the step itself has reduced the gradients; True
+            requires `reduction="none"` in `wrap_optimizer`.
           experimental_aggregate_gradients: the opposite; an argument of Keras' older optimizers.
 
         Returns:
           The optimizer's number of steps so far, an int64 scalar.
 
         Raises:
-          ConfigError: the step has reduced the gradients, and `reduction` is not "none".
+          ConfigError: if the step has reduced the gradients and `reduction` is not "none".
         """
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if is_reduced and self.options.reduction != "none":
@@ -321,8 +322,8 @@ class _LegacyKeras(_Keras):
 def wrap(optimizer: Any, options: Options) -> Any:
     """See `Replicator.wrap_optimizer`. Must be called in the replicator's scope.
 
-    The object's class is replaced by a subclass: so it keeps its attributes and its place in
-    checkpoints, whatever the number of replicas.
+    The object's class is replaced by a subclass, so the object keeps its attributes and its place
+    in checkpoints, whatever the number of replicas.
     """
     if isinstance(optimizer, Wrapped):
         raise errors.ConfigError(
@@ -403,9 +404,9 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
 
 @contextlib.contextmanager
 def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
-    """Explains Keras' error for a parameter that was not created by the strategy in scope.
+    """Replaces Keras' error for a parameter that was not created in the scope of the strategy.
 
-    The step would be refused for such a parameter, but only after its slots have been created.
+    A step that uses such a parameter would be refused, but only after slots have been created.
     """
     try:
         yield
@@ -421,7 +422,8 @@ def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
 def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
     """Raises an error for parameters other than those for which a Sonnet optimizer has slots.
 
-    It creates slots once, and finds them by position: it would use the slots of other parameters.
+    Such an optimizer creates slots once and finds them by position, so it would use the slots of
+    other parameters.
     """
     given = tuple(parameter.ref() for parameter in parameters)
     if _PARAMETERS.setdefault(optimizer, given) != given:
