@@ -1,4 +1,4 @@
-"""One order for all calls of a replicator's steps, direct ones and those in the background."""
+"""Orders all calls of a replicator's steps, both direct calls and those in the background."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_replicator import errors
 
-# One call that runs and one that is ready: more would only delay the outputs.
+# One running call and one that is ready to run: more would only delay the outputs.
 _CAPACITY = 2
 # Long enough for a step to notice its cancellation, or to finish.
 _EXIT_SECONDS = 10.0
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 class CallOrder:
     """Runs calls one at a time, in the order in which they were made.
 
-    Two calls at once would read the same variables and lose one of the two updates.
+    Two concurrent calls would read the same variables, and one of the two updates would be lost.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class CallOrder:
         """Waits for all earlier calls, and makes later ones wait. Re-entrant.
 
         Args:
-          waiting: text to log if it waits for long.
+          waiting: text to log after a long wait.
         """
         if self._owner == threading.get_ident():
             yield
@@ -55,7 +55,8 @@ class CallOrder:
 
         If no call was ever made in the background, it does not wait for the direct calls of other
         threads: these may wait for data, and code that is independent of the steps, such as a
-        counter's checkpoint, must not wait with them. Code that needs whole steps takes a `turn`.
+        counter's checkpoint, must not wait with them. Code that must not run during a step uses
+        `turn`.
         """
         thread = threading.get_ident()
         with self._changed:
@@ -79,15 +80,15 @@ class CallOrder:
         """Runs `function()` in the background; blocks while two such calls have not ended.
 
         Args:
-          function: called in its turn.
+          function: called when its turn comes.
           cancel: makes `function` end early; called if the program exits while it runs.
 
         Returns:
           A future of the result or exception of `function`.
 
         Raises:
-          ConfigError: if it is called in `function` of another such call: a wait for the future
-            would never end.
+          ConfigError: if called inside the `function` of another such call, where a wait for the
+            future would never end.
         """
         if self._background is not None and self._background.is_in_function():
             raise errors.ConfigError(
@@ -96,7 +97,7 @@ class CallOrder:
             )
         background = self._thread()
         background.free.acquire()
-        with self._changed:  # The thread must find its calls in the order of their tickets.
+        with self._changed:  # The thread must receive its calls in the order of their tickets.
             ticket = self._draw()
             return background.submit(function, cancel, lambda: self._turn_of(ticket))
 
@@ -128,7 +129,7 @@ class CallOrder:
                 self._changed.wait_for(is_next)
                 self._owner = threading.get_ident()
             yield
-        finally:  # Even if Ctrl-C ends the wait.
+        finally:  # Also if Ctrl-C interrupts the wait.
             with self._changed:
                 if self._tickets[0] is ticket:
                     self._owner = None

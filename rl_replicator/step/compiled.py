@@ -38,7 +38,7 @@ _REPLICA_STRIDE = 15_485_863
 
 
 class ReplicatedStep:
-    """A compiled step; call it to take the step. Made by `Replicator.replicate`.
+    """A compiled step; call it to take the step. Created by `Replicator.replicate`.
 
     Attributes:
       steps_per_call: number of steps in one call; None for one step whose outputs are not stacked.
@@ -58,11 +58,11 @@ class ReplicatedStep:
         """Compiles the step.
 
         Args:
-          host: where the step runs.
+          host: the host on which the step runs.
           step_fn: see `Replicator.replicate`.
-          inputs: likewise.
-          steps_per_call: likewise.
-          check_every: likewise.
+          inputs: see `Replicator.replicate`.
+          steps_per_call: see `Replicator.replicate`.
+          check_every: see `Replicator.replicate`.
         """
         self._host = host
         self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
@@ -80,16 +80,16 @@ class ReplicatedStep:
 
         Returns:
           The nest that `step_fn` returned. Its leaves are tensors on a single replica, and
-          `PerReplica` on several. With `steps_per_call=K` every tensor has a leading axis [K], in
+          `PerReplica` on several. With `steps_per_call=K`, every tensor has a leading axis [K], in
           the order of the steps. If the data ends after k of the K steps, 0 < k < K, the axis is
           [k], and the next call raises `EndOfData`.
 
         Raises:
-          StepCancelled: if `cancel` was called. The variables are those after the last whole step;
+          StepCancelled: if `cancel` was called. The variables are as after the last whole step;
             with `steps_per_call`, the error has the outputs of the steps that this call had taken.
           EndOfData: if the data ends before the first step of the call.
           ConfigError: if an output has different shapes in the steps of the call (the steps have
-            then been taken); or if called inside of another step or a `tf.function`.
+            been taken nevertheless); or if called inside another step or a `tf.function`.
         """
         if not tf.executing_eagerly():
             raise errors.ConfigError(
@@ -122,9 +122,10 @@ class ReplicatedStep:
         return results_lib.join(self._unflatten(flat))
 
     def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None without one.
+        """Returns the name of a random operation whose state no checkpoint saves; None without one.
 
-        Such an operation draws the same numbers again after a restart, like `tf.random.normal`.
+        Such an operation, for example `tf.random.normal`, draws the same numbers again after a
+        restart.
         """
         return random_ops.find(self._traced)
 
@@ -140,8 +141,8 @@ class ReplicatedStep:
         """Ends the call that waits for input, or else the next call. Callable from any thread.
 
         One `cancel` makes one call raise `StepCancelled`: the call that is waiting, or the first
-        that needs a row beyond those that are ready. Later calls work again. If several steps share
-        their inputs, only one call raises.
+        that needs more rows than are ready. Later calls work again. If several steps share their
+        inputs, only one call raises.
         """
         self._inputs.cancel()
 
@@ -156,7 +157,7 @@ class ReplicatedStep:
           A future of the call's return value or exception.
 
         Raises:
-          ConfigError: if it is called in a function that `Replicator.begin` runs.
+          ConfigError: if called in a function that `Replicator.begin` runs.
         """
         return self._host.call_order.begin(self._call, self.cancel)
 
@@ -174,7 +175,7 @@ class ReplicatedStep:
         return one_step
 
     def _warn_of_local_data(self, one_step: _Function) -> None:
-        """Names the variables that may differ between replicas, as far as the graph shows."""
+        """Warns of variables that may differ between replicas, as far as the graph shows."""
         handles = data_dependence.assigned_from_local_data(
             one_step,
             self._host.num_local_replicas,
@@ -230,12 +231,12 @@ class ReplicatedStep:
         _seed_replicas(self._host)
         with self._tracing() as calls:
             try:
-                # For the initializers of Sonnet's layers, whose values can then be known.
+                # Makes the values of Sonnet's initializers known while the step is traced.
                 run = snt.distribute.create_variables_eagerly(self._host.run)
                 results = run(replica)
             except Exception as error:
-                # A difference between replicas explains more than TensorFlow's own error. But after
-                # an error in the step itself, the other replicas have not made their calls.
+                # A difference between the replicas' collectives explains more than TensorFlow's
+                # error. But if the step itself has raised, the other replicas' calls are missing.
                 is_own = any(error is known for known in raised)
                 (calls.check_begun if is_own else calls.check)(len(parts))
                 raise
@@ -249,10 +250,10 @@ class ReplicatedStep:
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[call_log.CallLog]:
-        """Records the step that is traced inside, and checks it.
+        """Records the collectives of the step that is traced inside the context, and checks it.
 
         Yields:
-          The record of its collectives.
+          The log of the collectives.
 
         Raises:
           ConfigError: see `unwrapped_optimizers`, `scaled_losses` and `initial_values`.
@@ -268,7 +269,7 @@ class ReplicatedStep:
             scaled_losses.check(calls)
 
     def _replica_step(self, element: Any) -> Any:
-        """Traced on a replica: `step_fn`, and the updates that are due at the end of the step."""
+        """Traced on each replica: `step_fn`, then the updates that are due at the end of a step."""
         with statistics.snapshot(self._host.registry.created()):
             results = leaves.as_tensors(self._converted(element), "from step_fn")
             batch_norm.average_declared(self._host.registry.created())
@@ -280,11 +281,11 @@ class ReplicatedStep:
     def _steps(
         self, one_step: _Function, arguments: Sequence[Any], most: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """Traced: takes the steps of one call, until one finds no row.
+        """Traced: takes the steps of one call, until there is no row for one.
 
         Args:
           one_step: the result of `_trace_step`.
-          arguments: those of the inputs.
+          arguments: the arguments of the inputs.
           most: int32 scalar, the number of steps to take, at most `steps_per_call`; None for all.
             Without `steps_per_call`, one step is taken.
 
@@ -320,7 +321,7 @@ class ReplicatedStep:
 
         Args:
           one_step: the result of `_trace_step`.
-          arguments: those of the inputs.
+          arguments: the arguments of the inputs.
           count: maximum number of steps.
           most: int32 scalar, at most `count`.
 
@@ -368,7 +369,7 @@ class ReplicatedStep:
 
 
 def _whole(steps_per_call: int) -> int:
-    """Returns the number, perhaps of NumPy, as a Python int. Raises `ConfigError` below 1."""
+    """Returns `steps_per_call` as a Python int. Raises `ConfigError` unless it is at least 1."""
     try:
         number = operator.index(steps_per_call)
     except TypeError:
@@ -382,12 +383,12 @@ def _whole(steps_per_call: int) -> int:
 
 
 def _seed_replicas(host: host_lib.Host) -> None:
-    """Makes the seeds of random operations in the current graph depend on their replica.
+    """Makes the seeds of random operations in the current graph depend on the replica.
 
-    TensorFlow seeds an operation with the seed of `tf.random.set_seed` and its place in its graph.
-    The latter is the same for the replicas of different processes, and for those of one process in
-    the branches of a condition and in the body of a loop, which are graphs of their own, made with
-    the seed of the graph around them.
+    TensorFlow seeds an operation with the seed of `tf.random.set_seed` and the operation's position
+    in its graph. The position is the same for replicas of different processes. It is also the same
+    for replicas of one process inside branches and loop bodies, which are separate graphs that
+    inherit the seed of the graph around them.
     """
     graph = tf.compat.v1.get_default_graph()
     kind = type(graph)
@@ -402,7 +403,8 @@ def _seed_replicas(host: host_lib.Host) -> None:
         of_replica = int(index) % host.num_local_replicas * _REPLICA_STRIDE
         return (common + of_process + of_replica) % 2**31
 
-    # The replicas of a process are traced in turn, each in its own thread, into the same graph.
+    # The replicas of a process are traced one after another into the same graph, each in its own
+    # thread.
     graph.__class__ = type(kind.__name__, (kind,), {"seed": property(seed, kind.seed.fset)})
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from rl_replicator.graphs import assignments
 
-# Sets of replicas are bit masks: what a value depends on.
+# A mask is a set of replicas on whose data a value depends, as bits.
 _Value = Any  # A mask, a `_Resource`, or a list of these for the outputs of a node.
 _MOST_ITERATIONS = 8
 
@@ -27,19 +27,19 @@ def assigned_from_local_data(
 ) -> list[tf.Tensor]:
     """Follows the data through the graph of a step, from the rows to the variables.
 
-    A value that depends only on the rows of some replicas differs on the others. A reduced value
+    A value that depends only on the rows of some replicas differs between replicas. A reduced value
     depends on the rows of all. Random operations and callable inputs cannot be followed, so this
-    does not find every such variable; and a value may be equal on all replicas although it was
-    computed from local data, such as the size of a batch.
+    does not find every variable that differs. Conversely, a value that was computed from local data
+    may still be equal on all replicas, such as the size of a batch.
 
     Args:
       function: one step of all replicas of this process.
       num_replicas: number of replicas of this process.
-      num_inputs: number of its inputs that are rows: first those of replica 0, and so on.
+      num_inputs: number of its inputs that are parts of rows: first those of replica 0, and so on.
       has_other_processes: whether values must go through a collective operation to be equal.
 
     Returns:
-      The handles of those variables.
+      The handles of the variables that are assigned such values.
     """
     graph = function.graph
     definition = graph.as_graph_def()
@@ -70,7 +70,7 @@ class _Flow:
         Args:
           nodes: the nodes in the order in which they were made, so that inputs come first.
           environment: values by node name, arguments included.
-          control: mask of the data that decides whether the nodes run.
+          control: mask of the data that determines whether the nodes run.
         """
         for node in nodes:
             if node.name not in environment:
@@ -80,7 +80,7 @@ class _Flow:
     def _value(self, node: Any, inputs: list[_Value], control: int) -> _Value:
         if node.op == "Identity":
             return inputs[0]
-        if node.op == "IdentityN":  # From `tf.custom_gradient`: both its results and arguments.
+        if node.op == "IdentityN":  # From `tf.custom_gradient`: its results and its arguments.
             return inputs
         if node.op.startswith(("Collective", "NcclAllReduce")):
             return 0
@@ -105,12 +105,12 @@ class _Flow:
             for name in functions:
                 function = self._library.get(name)
                 if function is None or len(function.signature.input_arg) != len(inputs):
-                    # For example, a dataset's function, whose arguments include the elements.
+                    # For example a dataset's function, whose arguments include the elements.
                     return _mask(inputs) | control
                 values = self._run(function, inputs, control)
                 result |= _mask(values)
                 if "While" in op:
-                    if len(values) == len(inputs):  # The body; the condition has one output.
+                    if len(values) == len(inputs):  # The loop's body; its condition has one output.
                         inputs = [
                             x if isinstance(x, _Resource) else x | _mask([y])
                             for x, y in zip(inputs, values, strict=True)

@@ -1,4 +1,4 @@
-"""Sums over finite data, in which every example counts exactly once."""
+"""Sums over finite data that count every example exactly once."""
 
 import logging
 from typing import Any
@@ -14,7 +14,7 @@ from rl_replicator.step import inputs as inputs_lib
 
 
 class EvaluationStep:
-    """Sums what a step returns, over finite data. Made by `Replicator.make_evaluation`."""
+    """Sums the outputs of a step over finite data. Created by `Replicator.make_evaluation`."""
 
     def __init__(
         self, host: host_lib.Host, step: compiled.ReplicatedStep, inputs: inputs_lib.Inputs
@@ -24,20 +24,21 @@ class EvaluationStep:
         Args:
           host: the step's host.
           step: returns sums over one row, the same on all replicas.
-          inputs: the inputs of this step only; padded.
+          inputs: padded inputs that only this step uses.
         """
         self._host = host
         self._step = step
         self._inputs = inputs
 
     def __call__(self) -> Any:
-        """Goes through the data once, from its beginning, even after an interrupted evaluation.
+        """Reads the data once, from its beginning, even after an interrupted evaluation.
 
-        If an asynchronous worker is lost meanwhile, the evaluation starts over once it is back.
+        If an asynchronous worker is lost in the meantime, the evaluation starts over once the
+        worker is back.
 
         Returns:
-          The nest that `sums_fn` returns, of NumPy arrays, float64 and int64: the sums over all
-          examples; the same in every process. None stays None.
+          The sums over all examples, the same in every process: the nest that `sums_fn` returns,
+          with NumPy arrays of float64 and int64 as leaves. None stays None.
 
         Raises:
           ConfigError: if there is no data.
@@ -53,7 +54,7 @@ class EvaluationStep:
             )
 
     def _pass(self) -> tuple[int, Any]:
-        """Returns the number of steps that had data, and the sums of what they returned."""
+        """Returns the number of steps that had data, and the sums of their outputs."""
         self._host.synchronize()  # Steps of an interrupted evaluation may still be running.
         self._inputs.restart()
         num_steps = 0
@@ -74,23 +75,23 @@ class EvaluationStep:
         return num_steps, tf.nest.pack_sequence_as(nest, totals)
 
     def stateful_random_op(self) -> str | None:
-        """Returns a random operation of the step; see `ReplicatedStep.stateful_random_op`."""
+        """Returns the name of a random operation; see `ReplicatedStep.stateful_random_op`."""
         return self._step.stateful_random_op()
 
     def cancel(self) -> None:
-        """Makes the current call, or the next, raise `StepCancelled`. Any thread may call."""
+        """Makes the current or the next call raise `StepCancelled`. Callable from any thread."""
         self._inputs.cancel()
 
 
 def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> Any:
-    """Returns what `input_fn` returns.
+    """Returns the result of `input_fn`, after checking that it is finite.
 
     Args:
       input_fn: see `Replicator.make_evaluation`.
-      context: its argument.
+      context: the argument of `input_fn`.
 
     Raises:
-      ConfigError: if it is a dataset that is known to be endless, as training data often is.
+      ConfigError: if the result is a dataset known to be endless, as training data often is.
     """
     data: Any = input_fn(context)
     if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -127,6 +128,6 @@ def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 
 
 def _wide(x: tf.Tensor) -> np.ndarray:
-    """Converts to a type in which a long sum is exact enough."""
+    """Converts to a dtype in which long sums are sufficiently exact."""
     value = x.numpy()
     return value.astype(np.int64 if value.dtype.kind in "iub" else np.float64)

@@ -20,10 +20,10 @@ _WAITING = (
 class Host(abc.ABC):
     """The place where steps run: replicas, devices and other processes.
 
-    Each backend has a class of its own; a `Replicator` holds one and passes it to its steps.
+    Each backend has its own subclass; a `Replicator` holds an instance and passes it to its steps.
 
     Attributes:
-      strategy: TensorFlow's strategy inside of which variables and steps are made.
+      strategy: TensorFlow's strategy in which variables and steps are created.
       registry: records the variables created in `scope`.
       call_order: orders the calls of all steps.
     """
@@ -55,7 +55,7 @@ class Host(abc.ABC):
 
     @property
     def input_devices(self) -> tuple[str, ...]:
-        """The GPU of each replica of this process, to which rows are copied ahead of the steps.
+        """The GPU of each replica of this process, to which rows are copied before the steps.
 
         Empty if the replicas compute on the host, or if their devices are unknown.
         """
@@ -66,7 +66,7 @@ class Host(abc.ABC):
         """Context in which the variables of steps are created.
 
         Raises:
-          ConfigError: if entered on one of several replicas, inside of a step.
+          ConfigError: if entered inside a step that runs on several replicas.
         """
         replica = tf.distribute.get_replica_context()
         if replica is not None and replica.strategy is self.strategy:
@@ -91,10 +91,10 @@ class Host(abc.ABC):
     def agree_on_status(
         self, status: tf.Tensor, combine: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """Traces the exchange of input statuses between processes. Outside of `run`.
+        """Traces the exchange of input statuses between processes. Called outside of `run`.
 
         Args:
-          status: int32 scalar, what this process found; see `Inputs.take`.
+          status: int32 scalar, the status that this process found; see `Inputs.take`.
           combine: `Inputs.combine_statuses`.
 
         Returns:
@@ -108,7 +108,7 @@ class Host(abc.ABC):
 
         Args:
           calls: the collectives of this process.
-          places: `results.places` of what `step_fn` returned in this process.
+          places: `results.places` of the result of `step_fn` in this process.
 
         Raises:
           ConfigError: if they differ.
@@ -116,15 +116,15 @@ class Host(abc.ABC):
         del calls, places
 
     def failure(self, error: Exception) -> Exception:
-        """Translates an error of TensorFlow's in a step into the one to raise."""
+        """Translates TensorFlow's error in a step into the error to raise."""
         return error
 
     @contextlib.contextmanager
     def paused(self, variables: Collection[tf.Variable] = ()) -> Iterator[None]:
-        """Context in which no step changes variables in the background; waits for those begun.
+        """Context without steps in the background; waits for those that began earlier.
 
         Args:
-          variables: if any of them was created in `scope`, no other thread takes steps either.
+          variables: if any of them was created in `scope`, other threads take no steps, either.
         """
         if self.registry.has_any(variables):
             pause = self.call_order.turn(_WAITING)
@@ -155,7 +155,7 @@ class LocalHost(Host):
 
 
 class StrategyHost(Host):
-    """Replicas that a strategy of TensorFlow's runs, each in a Python thread while tracing."""
+    """Replicas that a TensorFlow strategy runs; each is traced in its own Python thread."""
 
     @property
     def input_devices(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The initial values of variables that appear while a step is traced."""
+"""The initial values of variables that are created while a step is traced."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from rl_replicator import errors
 def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
     """Creates a variable outside of the graph; a creator for `tf.variable_creator_scope`.
 
-    Inside the graph, the copies of several replicas would be initialised from the first replica's,
-    which TensorFlow cannot do before the first step.
+    Inside the graph, the copies of the other replicas would be initialized from the first
+    replica's, which TensorFlow cannot do before the first step.
 
     Args:
       next_creator: see `tf.variable_creator_scope`.
@@ -29,7 +29,7 @@ def known(initial_value: Any, name: str | None) -> Any:
     """Returns an initial value that does not depend on a graph; see `tf.Variable`.
 
     Args:
-      initial_value: a tensor, what can be converted to one, or a function that returns one.
+      initial_value: a tensor, a value that can be converted to one, or a function that returns one.
       name: name of the variable, for the error.
 
     Raises:
@@ -55,7 +55,7 @@ def _evaluated(value: tf.Tensor) -> Any:
     needed, pending = set(), [value.op]
     while pending:
         operation = pending.pop()
-        if operation.type == "Placeholder":  # Also variables and what other graphs compute.
+        if operation.type == "Placeholder":  # Also stands for variables and outer graphs' tensors.
             return None
         if operation.name not in needed:
             needed.add(operation.name)

@@ -7,24 +7,25 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.step import tensor_groups
 
-# Larger tensors have an array of their own, which saves a copy of them.
+# Larger tensors have their own arrays, because packing would copy them.
 _MOST_ELEMENTS = 1024
-# Scope of the operations that stack, by which `failure` knows their errors.
+# Name scope of the stacking operations, by which `failure` recognizes their errors.
 _SCOPE = "stacked_outputs"
 
 
 class OutputArrays:
     """Stacks each output of a step over the steps of a loop.
 
-    Small outputs of the same shape and type share an array, because operations per output took a
-    third of the time to trace a step: learners return many scalars, each once per replica.
+    Small outputs of the same shape and type share an array. With separate operations per output,
+    these took a third of the time to trace a step, because learners return many scalars, each once
+    per replica.
     """
 
     def __init__(self, outputs: Sequence[tf.Tensor]):
         """Groups the outputs.
 
         Args:
-          outputs: those of a traced step.
+          outputs: the outputs of a traced step.
         """
         self._outputs = list(outputs)
         self._groups = tensor_groups.same_kind(self._outputs, _MOST_ELEMENTS)
@@ -47,11 +48,11 @@ class OutputArrays:
 
         Args:
           arrays: the arrays from `make`, or from the last `write`.
-          index: int32 scalar, the number of steps before.
-          outputs: the tensors of the step, in the order of those that the constructor got.
+          index: int32 scalar, the number of steps stored before.
+          outputs: the outputs of the step, in the same order as in the constructor.
 
         Returns:
-          The arrays with the outputs.
+          The arrays that include these outputs.
         """
         return [
             array.write(index, outputs[group[0]] if len(group) == 1 else _pack(outputs, group))
@@ -59,11 +60,11 @@ class OutputArrays:
         ]
 
     def stack(self, arrays: Sequence[tf.TensorArray], count: tf.Tensor) -> list[tf.Tensor]:
-        """Stacks what was stored.
+        """Stacks the stored outputs.
 
         Args:
           arrays: the arrays from the last `write`.
-          count: int32 scalar, number of steps stored, from 0.
+          count: int32 scalar, number of steps stored; may be 0.
 
         Returns:
           The outputs, each with a leading axis [count].
@@ -94,7 +95,7 @@ class OutputArrays:
 
         if all(self._shape(group).is_fully_defined() for group in self._groups):
             return gather()
-        # An array without elements does not know its shape.
+        # An array without elements does not determine unknown dimensions.
         return tf.cond(count > 0, gather, lambda: [self._empty(group) for group in self._groups])
 
 
@@ -104,11 +105,11 @@ def combine(
     """Combines the outputs of several calls, outside of a graph.
 
     Args:
-      function: stacks, or concatenates, the values of one output.
+      function: stacks or concatenates the values of one output.
       rows: the outputs of each call.
 
     Raises:
-      ConfigError: if they differ in shape.
+      ConfigError: if the values of an output differ in shape.
     """
     try:
         return [function(column) for column in zip(*rows, strict=True)]
@@ -117,20 +118,20 @@ def combine(
 
 
 def blank(output: tf.Tensor | tf.TensorSpec, leading: Sequence[int] = ()) -> tf.Tensor:
-    """Returns a tensor of an output's type, for a call that takes no step.
+    """Returns a placeholder value of an output's dtype, for a call that takes no step.
 
     Args:
       output: the output of a traced step, or a spec; unknown dimensions become 0.
       leading: dimensions before those of the output.
     """
-    if output.dtype == tf.variant:  # A dataset or an Optional, of which `tf.zeros` makes none.
+    if output.dtype == tf.variant:  # A dataset or an Optional, which `tf.zeros` cannot make.
         return tf.raw_ops.OptionalNone()
     shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
     return tf.zeros([*leading, *shape], output.dtype)
 
 
 def failure(error: Exception) -> Exception:
-    """Translates TensorFlow's error if outputs of different shapes were to be stacked."""
+    """Translates TensorFlow's error about stacking outputs of different shapes."""
     if isinstance(error, tf.errors.InvalidArgumentError) and f"{_SCOPE}/" in str(error):
         return _different_shapes()
     return error

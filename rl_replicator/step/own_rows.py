@@ -1,4 +1,4 @@
-"""Methods of variables that read or change some rows, on several replicas."""
+"""Lets replicas read and change single rows of their own copies of variables."""
 
 import functools
 from collections.abc import Callable
@@ -27,10 +27,10 @@ _UPDATES = (
 
 
 def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
-    """Creates a variable whose rows work as on one device; for `tf.variable_creator_scope`.
+    """Creates a variable whose row methods work as on one device; for `tf.variable_creator_scope`.
 
-    TensorFlow lets a replica assign its own copy of a variable as a whole only. So the class of a
-    variable that has copies becomes a subclass of what it was.
+    TensorFlow lets a replica assign its own copy of a variable only as a whole. So the class of a
+    variable that has copies is replaced by a subclass with these methods.
 
     Args:
       next_creator: see `tf.variable_creator_scope`.
@@ -54,7 +54,7 @@ def _read(method: str, outside: Callable[..., tf.Tensor]) -> Callable[..., Any]:
     """Makes a method that reads rows.
 
     Args:
-      method: its name.
+      method: the method's name.
       outside: reads the same rows of a tensor; used outside of steps.
     """
 

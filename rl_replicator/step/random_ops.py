@@ -1,4 +1,4 @@
-"""Random operations whose state is TensorFlow's own, and in no variable."""
+"""Finds random operations whose state is internal to TensorFlow, not in a variable."""
 
 from typing import Any
 
@@ -6,15 +6,16 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 _SEEDS = {"seed", "seed2"}
-# TensorFlow does not declare them as stateful; they are, unless they always draw the same regions.
+# TensorFlow does not declare these as stateful, but they are, unless they always draw the same
+# regions.
 _POOLS = ("FractionalAvgPool", "FractionalMaxPool")
 
 
 def is_stateful(node: Any) -> bool:
     """Whether a `NodeDef` draws random numbers from a state that is in no variable.
 
-    `tf.random.Generator` does not: its state is a variable. Nor does an LSTM on a GPU, whose
-    operation could drop out units, but drops none.
+    `tf.random.Generator` does not: its state is a variable. Nor does an LSTM on a GPU: its
+    operation supports dropout, but the rate is 0.
     """
     if node.op in _POOLS:
         return not node.attr["deterministic"].b
@@ -27,7 +28,7 @@ def is_stateful(node: Any) -> bool:
 
 
 def find(function: tf.types.experimental.ConcreteFunction) -> str | None:
-    """Returns the type and the name of such an operation in a traced function; None without one."""
+    """Returns the type and name of the first stateful operation in a traced function, or None."""
     definition = function.graph.as_graph_def()
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
         for node in nodes:

@@ -1,4 +1,4 @@
-"""Compares the replicas' copies of variables while steps are taken."""
+"""Compares the replicas' copies of variables during training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class ReplicaCheck:
     """Finds variables whose copies differ between replicas, by exact checksums.
 
     Copies stay equal only if every replica assigns the same values. A value that depends on the
-    replica's own data must be reduced first; TensorFlow does not check it, and only the first
+    replica's own data must be reduced first. TensorFlow does not check this, and only the first
     replica's copy would be saved.
     """
 
@@ -53,13 +53,13 @@ class ReplicaCheck:
         self._compare = compare.get_concrete_function() if self._variables else None
 
     def count(self, num_steps: int) -> None:
-        """Counts steps that were taken, and compares the copies if that is due.
+        """Counts steps that were taken, and compares the copies if a comparison is due.
 
         Args:
           num_steps: number of steps of the last call; the same in all processes.
 
         Raises:
-          ReplicasDiffer: names the first variable whose copies differ, in all processes.
+          ReplicasDiffer: in all processes, if copies differ; names the first such variable.
         """
         before, self._num_steps = self._num_steps, self._num_steps + num_steps
         if self._compare is None or not self._is_due(before):
@@ -85,7 +85,7 @@ class ReplicaCheck:
 
 
 def _read(variable: tf.Variable, index: int) -> tf.Tensor:
-    """Reads a replica's copy, with one operation; `read_value` adds two more."""
+    """Reads a replica's copy with a single operation; `read_value` would add two more."""
     handle = assignments.copies(variable)[index].handle
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
 
@@ -93,7 +93,7 @@ def _read(variable: tf.Variable, index: int) -> tf.Tensor:
 def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Sums the bits of each tensor, exactly, as integers that wrap around.
 
-    Each number is multiplied by one that depends on its place, so that the order counts.
+    Each number is multiplied by a weight that depends on its position, so the order matters.
 
     Args:
       values: V tensors of numbers or bools, of any shapes.
@@ -115,7 +115,7 @@ def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _weights(size: int | tf.Tensor) -> tf.Tensor:
-    """Returns [size] int64, pseudo-random odd numbers of 31 bits: the products lose no bit."""
+    """Returns [size] int64, pseudo-random odd numbers of 31 bits, so that products lose no bits."""
     multiplier = 0x9E3779B97F4A7C15 - 2**64  # 2**64 divided by the golden ratio.
     places = tf.range(1, size + 1, dtype=tf.int64) * multiplier
     mixed = tf.bitwise.bitwise_xor(places, tf.bitwise.right_shift(places, 32)) * multiplier
@@ -123,13 +123,13 @@ def _weights(size: int | tf.Tensor) -> tf.Tensor:
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of numbers as integers of at most 32 bits; bools as they are."""
+    """Returns the bits of numbers as integers of at most 32 bits; bools are unchanged."""
     integers = {1: tf.int8, 2: tf.int16}.get(x.dtype.size, tf.int32)
     return x if x.dtype in (integers, tf.bool) else tf.bitcast(x, integers)
 
 
 def is_declared(variable: tf.Variable) -> bool:
-    """Whether each replica may have its own value: a part of a sum, or a moving statistic."""
+    """Whether the variable's copies may differ: parts of a sum, or a moving statistic."""
     return variable.aggregation == tf.VariableAggregation.SUM or statistics.averaged(variable)
 
 

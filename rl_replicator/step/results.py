@@ -37,13 +37,13 @@ def join(results: Sequence[Any]) -> Any:
 
 
 def places(result: Any) -> list[str]:
-    """Describes the positions of the tensors and of None in one replica's result.
+    """Describes which leaves of one replica's result are tensors, and which are None.
 
     Args:
       result: nest of tensors or None.
 
     Returns:
-      A line for each leaf, in their order. Results with equal lines can be joined.
+      A line for each leaf, in order. Results with equal lines can be joined.
     """
     return [
         f"{'None' if leaf is None else 'a tensor'}{leaves.place(path)}"
@@ -58,7 +58,7 @@ def compare(one: str, places: Sequence[str], other: str, other_places: Sequence[
       one: name of the first replica, for the error.
       places: `places` of its result.
       other: name of the second replica.
-      other_places: those of the second replica.
+      other_places: `places` of the second replica's result.
 
     Raises:
       ConfigError: if they differ; names the first difference.
@@ -136,7 +136,7 @@ def reduce(op: str, stacked: Any) -> Any:
 
 
 def check_op(op: str) -> None:
-    """Raises `ConfigError` unless `op` is one of `reduce`."""
+    """Raises `ConfigError` unless `reduce` supports `op`."""
     if op not in _REDUCTIONS:
         raise errors.ConfigError(
             f"expected one of {', '.join(_REDUCTIONS)} as op, got {op!r}; use one of them"
@@ -155,7 +155,7 @@ def _sum(x: Array) -> Array:
 
 
 def _is_half(x: Array) -> bool:
-    """Whether the dtype is float16 or bfloat16: NumPy would add them up with as few digits."""
+    """Whether the dtype is float16 or bfloat16, in which NumPy would also accumulate sums."""
     return x.dtype in (tf.float16.as_numpy_dtype, tf.bfloat16.as_numpy_dtype)
 
 
@@ -194,7 +194,7 @@ def _stack(path: Sequence[Any], outputs: Sequence[Any]) -> Array | None:
             f"expected outputs of the same shape on all replicas{leaves.place(path)}, got "
             f"{', '.join(map(str, shapes))}; pad them, or reduce them in the step"
         )
-    # NumPy's own strings have a fixed length, and lose zeros at their end.
+    # NumPy's own strings have a fixed length and lose trailing zero bytes.
     values = [np.array(x, object) if isinstance(x, bytes) else x for x in values]
     stacked: Array = np.stack(values)
     return stacked

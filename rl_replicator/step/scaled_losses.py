@@ -1,6 +1,6 @@
-"""Finds losses that do not fit how a step reduces its gradients: by the mean, or by the sum.
+"""Finds losses that do not match how a step reduces its gradients: by the mean, or by the sum.
 
-Keras' own losses are the mean over the replica's batch, as gradients that are averaged need it.
+Keras' own losses are means over the replica's batch, which is correct for averaged gradients.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from rl_replicator import errors
 from rl_replicator.collectives import call_log, collectives
 
 _COMPILED = "the loss of a compiled Keras model"
-# Functions that divide a loss by the number of replicas: (owner, attribute, name). TensorFlow has
-# several modules `nn`.
+# Functions that divide a loss by the number of replicas, as (owner, attribute, name). TensorFlow
+# has several modules named `nn`.
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (losses_utils, "scale_loss_for_distribution", _COMPILED),
     *(
@@ -37,10 +37,10 @@ _EXAMPLES: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Records, for steps traced inside, the functions that divide a loss by the number of replicas.
+    """Records the calls that divide a loss by the number of replicas, for steps traced inside.
 
-    Objects of `tf.keras.losses` take the mean there, as on a single device. With several replicas,
-    Keras itself refuses to, because it sums their gradients.
+    In these steps, objects of `tf.keras.losses` compute the mean, as on a single device. With
+    several replicas, Keras itself refuses this, because it sums the gradients.
     """
     with _LOCK, contextlib.ExitStack() as stack:
 
@@ -80,15 +80,15 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
 
 @contextlib.contextmanager
 def masked_means(examples: tf.Tensor) -> Iterator[None]:
-    """Lets losses of Keras that have a mask divide by the valid entries of all replicas.
+    """Makes masked Keras losses divide by the number of valid entries of all replicas.
 
-    Keras divides by the valid entries of the replica's batch, whose number differs. Within this
-    context, the mean of the replicas' losses, weighted by their examples, is the loss of all
-    examples; 0 if none of them has a valid entry.
+    Keras divides by the number of valid entries in the replica's batch, which differs between
+    replicas. In this context, the mean of the replicas' losses, weighted by their numbers of
+    examples, is the loss of all examples; it is 0 if there are no valid entries.
 
     Args:
-      examples: float32 scalar, number of the replica's examples that count; if 0, none of its
-        entries do.
+      examples: float32 scalar, number of the replica's examples that count; if it is 0, none of the
+        replica's entries are valid.
     """
     token = _EXAMPLES.set(examples)
     try:
@@ -103,7 +103,7 @@ def _counting_all_valid(apply: Callable[..., Any]) -> Callable[..., Any]:
         examples = _EXAMPLES.get()
         if examples is None or mask is None or reduction not in _MEANS:
             return apply(losses, weights, mask, reduction)
-        # Not in the loss' own dtype: the largest float16 is 65504.
+        # Not in the loss' own dtype, because the largest float16 is 65504.
         mask = tf.cast(mask, tf.float32)
         valid = tf.reduce_sum(mask) * tf.cast(examples > 0, tf.float32)
         valid, all_examples = tf.unstack(collectives.all_sum(tf.stack([valid, examples])))
@@ -129,8 +129,8 @@ def divided(loss: tf.Tensor) -> tf.Tensor:
       loss: the mean over the replica's batch.
 
     Raises:
-      ConfigError: if the step has also called a function that divides losses: its part of the loss
-        would be divided twice.
+      ConfigError: if the step has also called a function that divides losses, whose part of the
+        loss would be divided twice.
     """
     log = call_log.enclosing()
     others = set() if log is None else log.scaled_by - {_COMPILED}
@@ -145,15 +145,15 @@ def divided(loss: tf.Tensor) -> tf.Tensor:
 def check(log: call_log.CallLog) -> None:
     """Checks a step that has been traced.
 
-    It is unknown which gradients are those of a divided loss. So a step that also sums some
-    gradients, or reduces them itself, passes.
+    It is unknown which gradients belong to a divided loss. So a step that also sums some gradients,
+    or reduces them itself, passes the check.
 
     Args:
       log: the log of the step.
 
     Raises:
-      ConfigError: if a loss is divided by the number of replicas, and all gradients are averaged;
-        or if Keras takes the mean over a replica's batch, and all gradients are summed.
+      ConfigError: if a loss is divided by the number of replicas and all gradients are averaged;
+        or if Keras takes the mean over a replica's batch and all gradients are summed.
     """
     if log.scaled_by and log.reductions == {"mean"}:
         raise errors.ConfigError(

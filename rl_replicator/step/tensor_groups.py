@@ -1,4 +1,4 @@
-"""Groups tensors that can be packed into one, so that a graph needs few operations for them."""
+"""Groups tensors that can be packed into one, so that a graph needs fewer operations."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ def same_kind(tensors: Sequence[tf.Tensor], most_elements: int) -> list[list[int
 
     Args:
       tensors: tensors of any types and shapes.
-      most_elements: each larger tensor has its own group, which saves a copy of it; so has each
-        tensor of unknown shape.
+      most_elements: maximum number of elements of a tensor that shares a group. Packing would copy
+        larger tensors, so each has its own group; so does each tensor of unknown shape.
 
     Returns:
       The indices of the tensors in each group, in the order of each group's first tensor.

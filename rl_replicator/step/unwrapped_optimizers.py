@@ -13,7 +13,7 @@ from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.optimizers import wrapping
 
-# The classes from which all optimizers of a library derive, and their methods that update.
+# The base classes of all optimizers of a library, and their methods that apply updates.
 _ENTRY_POINTS: tuple[tuple[type, str], ...] = (
     (snt.Optimizer, "apply"),
     (tf.keras.optimizers.Optimizer, "apply_gradients"),
@@ -25,7 +25,7 @@ _LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Makes `apply` of an optimizer that was not wrapped an error in the steps traced inside.
+    """Refuses unwrapped optimizers in steps that are traced inside the context.
 
     Without averaged gradients, replicas diverge (Sonnet) or sum the gradients (Keras), without any
     error. Such an optimizer is also refused on a single replica, where the results would be
@@ -39,7 +39,7 @@ def refused() -> Iterator[None]:
         try:
             for base, name in _ENTRY_POINTS:
                 for kind in _family(base):
-                    # The subclasses that `wrap_optimizer` makes come here through `super()`.
+                    # Subclasses made by `wrap_optimizer` call these methods through `super()`.
                     if name in vars(kind) and not issubclass(kind, wrapping.Wrapped):
                         original = vars(kind)[name]
                         replaced.append((kind, name, original))
@@ -57,7 +57,7 @@ def _family(base: type) -> Iterator[type]:
     while pending:
         kind = pending.pop()
         yield kind
-        # Called on the metaclass, because a class may define an attribute of that name.
+        # Called on `type`, because a class may define an attribute of that name.
         fresh: set[type] = set(type.__subclasses__(kind)) - found
         found |= fresh
         pending.extend(fresh)

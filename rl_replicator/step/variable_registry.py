@@ -16,8 +16,8 @@ from rl_replicator.layers import statistics
 class Registry:
     """The variables that were created inside a replicator's scope.
 
-    A variable that was created outside has one copy for all replicas: each of them would assign it,
-    without an error from TensorFlow. So a step that uses one is refused when it is built.
+    A variable that was created outside has a single copy, which all replicas would assign without
+    an error from TensorFlow. So a step that uses such a variable is refused when it is built.
     """
 
     def __init__(self) -> None:
@@ -78,23 +78,24 @@ class Registry:
         return assignments.assigned(function.graph.captures, self.created())
 
     def has_any(self, variables: Iterable[tf.Variable]) -> bool:
-        """Whether one of the variables, as they were created, was created inside."""
+        """Whether any of the variables, given as they were created, was created inside."""
         owners = (self._owners.get(i) for v in variables for i in assignments.handle_ids(v))
         return any(owner is not None and owner() is not None for owner in owners)
 
     def owns(self, handle: tf.Tensor) -> bool:
-        """Whether it is the handle of a variable that was created inside."""
+        """Whether `handle` belongs to a variable that was created inside the scope."""
         owner = self._owners.get(id(handle))
         return owner is not None and owner() is not None
 
     def check(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
-        """Refuses a traced step that uses a variable from outside.
+        """Refuses a traced step that uses a variable from outside the scope.
 
         Returns:
-          The variables that it uses, a component for each replica, in the order of their use.
+          The variables that the step uses, with a separate entry for each replica's copy, in the
+          order of their use.
 
         Raises:
-          ConfigError: names the first variable from outside.
+          ConfigError: if there is such a variable; names the first one.
         """
         touched = []
         outputs = {id(output) for output in function.graph.outputs}
@@ -112,7 +113,7 @@ class Registry:
 def _copy(reference: weakref.ref, memo: dict[int, Any]) -> tf.Variable:
     """Copies a variable through variable creators, for `copy.deepcopy` of a model in `scope()`.
 
-    TensorFlow's own copy calls no variable creators, so it would belong to no replicator.
+    TensorFlow's own method calls no variable creators, so its copy would belong to no replicator.
 
     Args:
       reference: refers to the variable.
@@ -145,10 +146,10 @@ def _is_variable(handle: tf.Tensor) -> bool:
 
 
 def _has_effect(user: tf.Operation, outputs: Collection[int]) -> bool:
-    """Whether an operation on a variable is more than a read whose value nothing uses.
+    """Whether an operation on a variable is anything but a read whose value is unused.
 
-    `statistics.snapshot` reads the statistics of all layers, also of models that the step does not
-    use.
+    `statistics.snapshot` reads the statistics of all layers, including those of models that the
+    step does not use.
 
     Args:
       user: the operation.
