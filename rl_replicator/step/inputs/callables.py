@@ -14,14 +14,14 @@ _CONSTANT = (np.ndarray, np.generic, bool, int, float, complex, str, bytes)
 
 
 def refuse_constants(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that calls another one and checks what it returns.
+    """Wraps a callable input so that its result is checked.
 
     Args:
       function: a callable input; called only when a step is traced, not in every step.
 
     Returns:
-      The function. It raises `ConfigError` for arrays and numbers that Python has computed: they
-      would be the same in every step.
+      The wrapped function. It raises `ConfigError` if `function` returns values that Python has
+      computed, such as arrays or numbers, which would be the same in every step.
     """
 
     def call() -> Any:
@@ -40,7 +40,7 @@ def refuse_constants(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class CallableInputs(contract.Inputs):
-    """A zero-argument function of TensorFlow, called by every replica in every step."""
+    """A zero-argument function of TensorFlow operations, which every replica runs in every step."""
 
     def __init__(self, functions: Sequence[Callable[[], Any]], num_replicas: int):
         """Calls nothing yet.
@@ -55,7 +55,7 @@ class CallableInputs(contract.Inputs):
         with tf.init_scope(), tf.device("/cpu:0"):
             self._num_cancels = tf.Variable(0, trainable=False, name="num_cancels")
             self._end = tf.Variable(False, trainable=False, name="end")
-        self._is_closed = False  # The same as a Python value, which needs no operation to read.
+        self._is_closed = False  # The value of `_end` in Python, read without an operation.
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         del arguments

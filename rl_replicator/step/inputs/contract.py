@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
-# The status of a row: it exists, or the reason why it does not.
+# The status of a row: ELEMENT if it exists, otherwise the reason why it does not.
 ELEMENT, CANCELLED, END, FAILED = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """Tells an `input_fn` which part of the data to read.
+    """The argument of an `input_fn`, which determines the part of the data to read.
 
     Attributes:
       num_replicas: number of replicas of the step, over all processes.
       input_pipeline_id: index of this pipeline, from 0.
-      num_input_pipelines: number of pipelines, which is how often `input_fn` is called: once per
-        process, or once per replica. Each pipeline should read its own part; see `shard`.
+      num_input_pipelines: number of pipelines, one for each call of `input_fn`: once per process,
+        or once per replica. Each pipeline should read its own part; see `shard`.
     """
 
     num_replicas: int
@@ -61,14 +61,14 @@ InputFn = Callable[[InputContext], "tf.data.Dataset | Callable[[], Any]"]
 
 
 class Inputs(abc.ABC):
-    """Elements for the replicas of one or several steps. Made by `Replicator.make_inputs`.
+    """Elements for the replicas of one or several steps. Created by `Replicator.make_inputs`.
 
     A row holds one element for every replica of this process. The compiled step takes rows inside
     its graph; the methods marked "Traced" build that part of the graph.
 
     Attributes:
       specs: specs of a row's tensors.
-      argument_specs: specs of the arguments of the compiled step, see `arguments`.
+      argument_specs: specs of the arguments of the compiled step; see `arguments`.
     """
 
     specs: tuple[tf.TensorSpec, ...] = ()
@@ -127,7 +127,7 @@ class Inputs(abc.ABC):
     def keep_unused_rows(self) -> None:  # noqa: B027 - there may be no rows to lose.
         """Makes the steps that are traced from now on keep rows that they do not use.
 
-        For steps of several processes: when one process cancels a step, the others have already
+        For steps of several processes: when one process cancels a step, the others may already have
         taken their rows, or reached the end of their data. The next step must find these rows;
         otherwise the processes would get out of step.
         """
@@ -169,19 +169,19 @@ class Inputs(abc.ABC):
         """Starts at a later row, as if those before it had been used.
 
         The data before it is read again and dropped. So with the same `input_fn` and global batch,
-        the data continues where it stopped, even on another number of replicas if its batches hold
-        the same examples in the same order; see `InputPart`.
+        the data continues where it stopped. This holds even for another number of replicas if the
+        batches contain the same examples in the same order; see `InputPart`.
 
         Args:
           position: number of rows to skip.
 
         Raises:
-          ConfigError: if a step was taken already since the last `restart`.
+          ConfigError: if a step has been taken since the last `restart`.
         """
 
     @abc.abstractmethod
     def restart(self) -> None:
-        """Starts again with the first row, whether or not the data was used to its end.
+        """Starts again at the first row, whether or not all data was used.
 
         A step that is waiting for a row raises `StepCancelled`.
         """
@@ -191,7 +191,7 @@ class Inputs(abc.ABC):
         """Prepares for a step; called before every step.
 
         Raises:
-          Exception: if the input has ended, the error that ended it.
+          Exception: the error that ended the input, if it has ended.
         """
 
     @abc.abstractmethod
@@ -216,18 +216,18 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the input for good: a step that waits, and every later one, raises `EndOfData`.
+        """Ends the input permanently: a waiting step, and every later one, raises `EndOfData`.
 
-        A call of several steps that is interrupted returns no outputs of its earlier steps. Rows on
-        devices are freed with the input.
+        If this interrupts a call of several steps, the outputs of its earlier steps are lost. Rows
+        on devices are freed with the input.
         """
 
 
 def cancelled() -> errors.StepCancelled:
-    """The error of a step that a call of `cancel` has ended."""
+    """Returns the error of a step that `cancel` has ended."""
     return errors.StepCancelled("the step was cancelled while it waited for input")
 
 
 def closed() -> errors.EndOfData:
-    """The error of a step whose input was closed."""
+    """Returns the error of a step whose input was closed."""
     return errors.EndOfData("the input was closed")

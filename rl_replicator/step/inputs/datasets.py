@@ -1,9 +1,9 @@
-"""Inputs from datasets, through a queue that a step can wait on and still be cancelled.
+"""Inputs from datasets, through a queue that allows cancelling a step that waits for data.
 
 A pump (`pump.py`) moves rows from the datasets into a small queue, and the compiled step takes them
-from there. The queue makes it possible to cancel a step: a dataset that waits for data (an empty
-replay table, say) cannot be interrupted, but a mark can always be put into the queue. A step that
-takes a mark does nothing else.
+from there. A dataset that waits for data, such as an empty replay table, cannot be interrupted. But
+a mark, which is an entry without a row, can always be put into the queue. A step that takes a mark
+does nothing else.
 """
 
 import threading
@@ -24,9 +24,9 @@ class DatasetInputs(contract.Inputs):
     """The elements of datasets, in order, one for each replica of this process in every step.
 
     With one dataset, replica i of N receives element k * N + i in step k; with N datasets, element
-    k of dataset i. Two rows are read ahead, so a step's data is that much older than the newest
-    data. An incomplete row at the end of finite data is dropped. Reading ends when the input and
-    all its steps are no longer referenced.
+    k of dataset i. Two rows are read ahead, so a step's data is older than the newest data by as
+    many rows. An incomplete row at the end of finite data is dropped. Reading ends when the input
+    and all its steps are no longer referenced.
     """
 
     argument_specs = (tf.TensorSpec([], tf.resource),)
@@ -59,10 +59,10 @@ class DatasetInputs(contract.Inputs):
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
-        # The queue from before a restart: a step that still waits on it must find it closed, not
-        # freed.
+        # The queue from before a restart. It is kept because a step that still waits for it must
+        # find it closed, not freed.
         self._old_queue: tf.queue.FIFOQueue | None = None
-        # If rows are kept, holds the entry that a cancelled step has taken.
+        # If unused rows are kept, holds the entry that a cancelled step has taken.
         self._unused: tf.queue.FIFOQueue | None = None
         self._mover = self._new_mover()
         self._pump: pump_lib.Pump | None = None
@@ -107,7 +107,7 @@ class DatasetInputs(contract.Inputs):
         unused = self._unused
         if unused is None:
             return
-        # Also an entry that marks the end: with padding, it holds a row.
+        # Includes an entry with the status END, which contains a row if the data is padded.
         is_unused = tf.not_equal(status, contract.CANCELLED) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
             tf.cond(is_unused, lambda: unused.enqueue([status, *entry]), tf.no_op)
@@ -144,11 +144,12 @@ class DatasetInputs(contract.Inputs):
             if self._pump is None:
                 if self._finalizer is not None:  # From before a restart.
                     self._finalizer.detach()
-                # Rows from before a restart. Not earlier: a step that has taken a row's entry would
-                # wait for its tensors, and nothing could interrupt that.
+                # Frees the rows from before a restart. If this happened earlier, a step that has
+                # taken a row's entry would wait for the row's tensors, and nothing could interrupt
+                # it.
                 self._rows.clear()
                 self._old_queue = None
-                # Once more: a call that continued after a restart has counted its rows since.
+                # Assigned again, because a call that continued after `restart` has counted rows.
                 self._position.assign(self._first)
                 try:
                     self._pump = pump_lib.Pump(self._mover, self._queue)
@@ -160,7 +161,7 @@ class DatasetInputs(contract.Inputs):
                 except BaseException:  # An interrupt: the thread may or may not be running.
                     self._leave_pump()
                     raise
-                if self._is_closed:  # By a signal handler, before there was a pump to close.
+                if self._is_closed:  # A signal handler closed the input before the pump existed.
                     self._pump.close()
 
     def restart(self) -> None:
@@ -213,7 +214,8 @@ class DatasetInputs(contract.Inputs):
 
     def _leave_pump(self) -> None:
         """Abandons the rows that were read ahead, with the queue and pump that hold them."""
-        # First, because a step that finds the queue closed starts over immediately, in its thread.
+        # Before the queue is closed: a step that finds it closed starts over immediately, in its
+        # own thread.
         pump, self._pump = self._pump, None
         if pump is None:
             return

@@ -1,4 +1,4 @@
-"""Rows on the replicas' devices, ahead of the steps that use them."""
+"""Copies rows to the replicas' devices, ahead of the steps that use them."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ _names = itertools.count()
 class DeviceRows:
     """Keeps the tensors of rows on the replicas' devices while the rows wait in the input's queue.
 
-    The pump puts a row's tensors on the devices and only the rest into the queue, with a number; a
-    step that takes the entry gets the tensors by the number. Thus copies to a device overlap with
-    earlier steps. Without devices, the queue holds all tensors.
+    The pump puts a row's tensors on the devices. Only the tensors that stay on the host go into the
+    queue, with the row's number, by which a step that takes the entry gets the others. Thus copies
+    to a device overlap with earlier steps. Without devices, the queue holds all tensors.
 
     Attributes:
-      entry_specs: specs of a row's tensors in the queue.
+      entry_specs: specs of the tensors of a row's entry in the queue.
     """
 
     def __init__(self, spec: Any, num_replicas: int, devices: Sequence[str] = ()):
@@ -37,7 +37,7 @@ class DeviceRows:
         self._held = _held(spec) if devices else []
         self._dtypes = [flat[i].dtype for i in self._held]
         self._rest = [i for i in range(self._width) if i not in self._held]
-        # A replica's tensors are in a map of TensorFlow's, which has a name on its device.
+        # Each replica's tensors are in a TensorFlow map, identified by its name on its device.
         self._maps = {f"input_rows_{next(_names)}": device for device in devices}
         rest = [flat[i] for i in self._rest] * num_replicas
         number = [tf.TensorSpec([], tf.int64)] if self._held else []
@@ -51,7 +51,7 @@ class DeviceRows:
           row: flat tensors of all replicas, one after the other.
 
         Returns:
-          The tensors to put into the queue, of `entry_specs`.
+          The tensors to put into the queue; see `entry_specs`.
         """
         if not self._held:
             return list(row)
@@ -77,7 +77,7 @@ class DeviceRows:
         """Traced: takes a row from the devices.
 
         Args:
-          entry: tensors of `entry_specs`, from `put`.
+          entry: the tensors returned by `put`.
 
         Returns:
           The row's flat tensors.
@@ -112,7 +112,7 @@ class DeviceRows:
 
 
 def _held(spec: Any) -> list[int]:
-    """Returns the indices of those of an element's flat tensors that are kept on the device."""
+    """Returns the indices of an element's flat tensors that are kept on the device."""
     places = []
     place = 0
     for leaf in tf.nest.flatten(spec):

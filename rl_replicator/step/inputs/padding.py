@@ -11,7 +11,7 @@ from rl_replicator.step.inputs import pump as pump_lib
 
 
 class PaddedInputs(datasets.DatasetInputs):
-    """Finite data to its last example, for evaluation.
+    """Finite data up to its last example, for evaluation.
 
     `step_fn` receives `(element, mask)`: every batch is padded with zeros to the same size, and
     `mask`, [batch] float32, is 1 for an example and 0 for padding. Replicas and processes whose
@@ -74,15 +74,15 @@ class _PaddingMover(pump_lib.Mover):
         try:
             super().move(queue, stop, position)
         except tf.errors.InvalidArgumentError as error:
-            # TensorFlow puts other text around the message.
+            # TensorFlow adds text around the message.
             for known in (_too_large("more", self._batch_size), _unequal()):
                 if str(known) in str(error):
                     raise known from None
             raise
 
     def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
-        # Other processes may still have data when this one's has ended: then it takes steps on
-        # padding, as many as needed.
+        # When the data of this process has ended, others may still have data. Until theirs has
+        # ended, too, this process takes steps on padding.
         row, found = [], []
         width = len(self._specs) // self._num_replicas
         for i in range(self._num_replicas):
@@ -118,7 +118,8 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
     missing = batch_size - size
     checks = [tf.debugging.assert_equal(tf.shape(x)[0], size, str(_unequal())) for x in flat[1:]]
     checks.append(tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size))))
-    # Without the dependency the two ops race, and the pad op may fail first with another error.
+    # Without this dependency, the checks and the padding race, and the padding may fail first, with
+    # another error.
     with tf.control_dependencies([check for check in checks if check is not None]):
         missing = tf.identity(missing)
     flat.append(tf.ones([size]))
@@ -133,7 +134,8 @@ def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
       batch_size: number of examples after padding.
 
     Raises:
-      ConfigError: if it is not a batch, is too large, or its examples differ in shape.
+      ConfigError: if the tensor is no batch, the batch is too large, or its examples may differ in
+        shape.
     """
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
         raise errors.ConfigError(

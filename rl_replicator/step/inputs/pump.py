@@ -1,4 +1,4 @@
-"""The pump, a thread that moves rows from datasets into the queue of an input."""
+"""The pump: a thread that moves rows from datasets into the queue of an input."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from rl_replicator.step.inputs import contract, device_rows
 
 _LOG = logging.getLogger(__name__)
 
-# Makes the numbers of rows differ from those of all other pumps.
+# Makes each pump's row numbers different from those of all other pumps.
 _queues = itertools.count()
 
 
@@ -55,9 +55,9 @@ class Mover:
           position: number of rows of the data to skip.
         """
         used = position * self._num_replicas // len(self._sources)
-        # Nothing else refers to the iterators, so that they are freed here, and not by the garbage
-        # collector in any thread: freeing may have to wait for a user's generator, which may be
-        # waiting itself.
+        # Nothing else refers to the iterators, so they are freed here, and not by the garbage
+        # collector in an arbitrary thread: freeing one may have to wait for a user's generator,
+        # which may be waiting itself.
         self._compiled(
             queue.queue_ref,
             stop.queue_ref,
@@ -70,8 +70,8 @@ class Mover:
         def move(queue: tf.Tensor, stop: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
             # On the CPU, even if the rows go to GPUs: there, the pump would wait for the steps.
             with tf.device("/cpu:0"):
-                # Runs beside the loop, and fails once the queue is closed. TensorFlow then cancels
-                # all else in this call, which also ends a dataset's wait.
+                # Runs in parallel with the loop, and fails once `stop` is closed. TensorFlow then
+                # cancels the rest of this call, which also ends a dataset's wait.
                 tf.raw_ops.QueueDequeueV2(handle=stop, component_types=[tf.bool])
                 return tf.while_loop(
                     lambda _: True,
@@ -105,7 +105,7 @@ class Mover:
 
 
 class Pump:
-    """A thread that moves rows into a queue, and then marks with their final status.
+    """A thread that moves rows into a queue, and afterwards marks with the final status.
 
     It does not refer to its input, so that an unused input can be freed, and the pump closed, while
     the pump waits.
@@ -150,7 +150,7 @@ class Pump:
     def _run(self, position: int) -> None:
         try:
             status = self._move(position)
-            # Repeatedly, because the call that takes a mark may fail before it can report it.
+            # Repeated, because a call that takes a mark may fail before it reports the status.
             while not self._queue.is_closed():
                 mark(self._queue, self._mover.entry_specs, status)
         except Exception as error:
@@ -197,8 +197,8 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
 def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
     """Closes a pump, and frees its rows, in another thread; callable from a finalizer.
 
-    A finalizer runs wherever the garbage collector does. A graph may be under construction there,
-    which would record the operation, or a lock be held that is needed to start a thread.
+    A finalizer runs wherever the garbage collector does. A graph that is under construction there
+    would record the operation, or a lock that is needed to start a thread may be held.
     """
 
     def close() -> None:
@@ -210,7 +210,7 @@ def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
 
 @functools.cache
 def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
-    """Returns the queue of calls that close; reentrant, as finalizers may interrupt each other."""
+    """Returns the queue of closing calls; reentrant, as finalizers may interrupt each other."""
     closing: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
 
     def work() -> None:
@@ -218,9 +218,9 @@ def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
             close = closing.get()
             try:
                 close()
-            except Exception:  # The others must be closed all the same.
+            except Exception:  # The other inputs must still be closed.
                 _LOG.exception("an unused input could not be closed")
-            del close  # Otherwise its pump and rows would stay alive until the next call.
+            del close  # Otherwise its pump and rows would stay alive until the next one arrives.
 
     threading.Thread(target=work, name="inputs-closer", daemon=True).start()
     return closing

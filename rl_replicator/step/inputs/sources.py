@@ -58,7 +58,7 @@ def make(
       contexts: one for this process, or one for each of its replicas.
       num_replicas: number of replicas of this process.
       pad_to: see `Replicator.make_inputs`.
-      devices: device of each replica, to which to copy rows ahead of the steps; () for none.
+      devices: device of each replica, to which rows are copied ahead of the steps; () for none.
 
     Raises:
       ConfigError: see `call_input_fn`.
@@ -76,7 +76,7 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     TensorFlow 2.15 frees an iterator only after that thread has ended. The thread sleeps for up to
     a minute at a time and may miss its cancellation, so freeing the iterator, for example by the
-    garbage collector, takes as long. Without the thread, `tf.data.AUTOTUNE` means the number of
+    garbage collector, can take as long. Without the thread, `tf.data.AUTOTUNE` means the number of
     cores, at most 16.
     """
     if dataset.options().autotune.enabled is not None:
