@@ -196,7 +196,7 @@ class CrossReplicaBatchNorm(snt.Module):
 
     def _moments(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if tf.distribute.in_cross_replica_context() or collectives.num_replicas() == 1:
-            # Nothing is packed for an exchange: a mesh could not split the pack by channels.
+            # The moments are not packed as for an exchange: a mesh could not split them by channel.
             count, mean, deviations = _moments(inputs, self._axis)
             variance = deviations / tf.maximum(count, 1)
         else:

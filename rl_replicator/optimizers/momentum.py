@@ -96,7 +96,7 @@ class Momentum(_Scheduled):
 
         Args:
           learning_rate: schedule, from the step to the rate.
-          decayed: tells for each parameter whether it decays.
+          decayed: returns for each parameter whether it decays.
           momentum: share of the velocity that each step keeps.
           weight_decay: factor of the L2 penalty.
           name: name of the module.
@@ -151,7 +151,7 @@ class LARS(_Scheduled):
 
         Args:
           learning_rate: schedule, from the step to the rate.
-          decayed: tells for each parameter whether it decays.
+          decayed: returns for each parameter whether it decays.
           momentum: share of the velocity that each step keeps.
           weight_decay: factor of the L2 penalty.
           trust: trust coefficient.

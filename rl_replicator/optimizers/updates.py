@@ -56,7 +56,7 @@ def is_on_gpu(update: tf.IndexedSlices) -> bool:
 def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums rows by index; returns as many rows as it gets.
 
-    With XLA, `tf.unique` returns as many rows as it was given. If these went into the next
+    With XLA, `tf.unique` returns as many rows as it gets. If these were passed to another
     `tf.unique`, such as that of an optimizer that merges rows itself, all of them would count.
 
     Args:

@@ -1,10 +1,11 @@
 """Kills the process groups that a dead process leaves behind: `python guard.py`.
 
-However a process dies, the kernel also kills the leaders of the process groups that it has started,
-but not the leaders' own children. The guard reads the ids of the groups from its standard input,
-one per line; a negated id means that the group has ended. It kills the remaining groups when it
-reads 0, when the input ends, or when the process that started it has ended: forks of that process
-may keep the input open. It uses only the standard library, to stay small.
+When a process dies, in whatever way, the kernel also kills the leaders of the process groups that
+it has started, but not the processes that these leaders have started. The guard reads the ids of
+the groups from its standard input, one per line; a negated id means that the group has ended. It
+kills the remaining groups when it reads 0, when the input ends, or when the process that started it
+has ended: forks of that process may keep the input open. It uses only the standard library, to stay
+small.
 """
 
 from __future__ import annotations

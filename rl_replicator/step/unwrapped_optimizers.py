@@ -18,7 +18,7 @@ _ENTRY_POINTS: tuple[tuple[type, str], ...] = (
     (snt.Optimizer, "apply"),
     (tf.keras.optimizers.Optimizer, "apply_gradients"),
     (tf.keras.optimizers.legacy.Optimizer, "apply_gradients"),
-    (tf.compat.v1.train.Optimizer, "apply_gradients"),  # `wrap_optimizer` takes none of these.
+    (tf.compat.v1.train.Optimizer, "apply_gradients"),  # `wrap_optimizer` supports none of these.
 )
 _LOCK = threading.RLock()
 

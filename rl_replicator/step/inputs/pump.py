@@ -25,7 +25,7 @@ class Mover:
     """Moves rows from datasets into queues. Each input has one, so that it is traced only once.
 
     Attributes:
-      entry_specs: specs of the tensors beside the status in an entry of the queue.
+      entry_specs: specs of the tensors that follow the status in an entry of the queue.
     """
 
     def __init__(
