@@ -13,7 +13,7 @@
     replicator.gather(outputs["priorities"])        # NumPy [num_replicas, 10, B]
     step.cancel()                                   # from any thread: one call raises StepCancelled
 
-    replicator.build_optimizer(optimizer, params)   # creates its slots, as a restore needs them
+    replicator.build_optimizer(optimizer, params)   # creates its slots, which a restore requires
 
 Inside `step_fn`, replicas communicate only through `rr.collectives`.
 
@@ -25,7 +25,7 @@ Inside `step_fn`, replicas communicate only through `rr.collectives`.
     writer = rr.metrics.MetricWriter(run_dir, x_axis="steps")
     writer.write("train", step_number, {"loss": 0.1})
 
-Errors that a user can act on are instances of `rr.UsageError`, with a message of one line.
+Errors that a user can act on are instances of `rr.UsageError`, with a one-line message.
 
 Importing this package does not import TensorFlow; the first use of a name that needs it does.
 """

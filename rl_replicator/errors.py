@@ -66,7 +66,7 @@ class CheckpointDiskError(CheckpointError, DiskError):
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Returns whether a write failed because there is no space: on the disk, or within a limit.
+    """Returns whether a write failed because the disk is full or a quota or size limit is reached.
 
     Args:
       error: the error that the write raised.

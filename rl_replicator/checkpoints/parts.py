@@ -34,7 +34,7 @@ class TrackablePart:
     with `Replicator.build_optimizer`.
 
     An object whose variables had other names in earlier checkpoints has an attribute
-    `former_names`, a mapping of their names within the object to the former ones.
+    `former_names`, which maps the names of these variables within the object to the former names.
     """
 
     def __init__(self, **trackables: Any):
@@ -108,7 +108,7 @@ class TrackablePart:
           owner: the object whose `trackables()` are saved, for the error.
 
         Raises:
-          ConfigError: names the first variable that is missing.
+          ConfigError: if a variable is missing; names the first one.
         """
         import tensorflow as tf
 
@@ -255,7 +255,7 @@ class VariableValues:
             )
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Raises `CheckpointError`: values have no variables to restore."""
+        """Raises `CheckpointError`, because values have no variables to restore."""
         raise errors.CheckpointError(
             "expected a TrackablePart to restore, got captured values; restore the part itself"
         )

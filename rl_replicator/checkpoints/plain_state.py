@@ -42,7 +42,7 @@ def decode(text: str) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Returns a value as JSON types; raises `CheckpointError` for what they cannot hold."""
+    """Returns a value as JSON types; raises `CheckpointError` if they cannot represent it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -139,7 +139,7 @@ def broadcast(x: Any, source_replica: int = 0) -> Any:
       The nest, with the values of the source replica.
 
     Raises:
-      ConfigError: if there is no such replica, or as in `all_gather`.
+      ConfigError: if there is no such replica; see also `all_gather`.
       InvalidArgumentError: see `all_gather`.
     """
     if not 0 <= source_replica < num_replicas():

@@ -1,4 +1,4 @@
-"""A training run in a process of its own, on a share of the processors, which ends cleanly."""
+"""A training run in its own process, on a share of the processors, which ends cleanly."""
 
 from __future__ import annotations
 
@@ -123,6 +123,6 @@ class RunProcess:
         """Returns one line that describes how it ended: status and last line of the output."""
         how = output.describe_end(self.poll() or 0)
         lines: list[str] = []
-        with contextlib.suppress(OSError):  # Someone has deleted it.
+        with contextlib.suppress(OSError):  # The log may have been deleted.
             lines = self._log.read_text(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1].strip() if lines else 'no output'} ({self._log})"

@@ -137,7 +137,7 @@ def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> 
     names = devices_lib.choose(layouts.num_devices(dimensions), devices)
     # DTensor expects "CPU:0" instead of "/cpu:0".
     plain = [name.strip("/").upper() for name in names]
-    # Only now, because it initialises TensorFlow, after which its devices cannot be configured.
+    # Not earlier: this initialises TensorFlow, after which its devices cannot be configured.
     if dtensor_api._dtensor_singleton is None:
         # DTensor keeps the errors of asynchronous operations: after a failed step, the next reads
         # and steps would fail, too. A step waits for its results anyway.

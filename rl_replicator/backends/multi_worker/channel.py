@@ -1,7 +1,7 @@
 """Messages between the processes of a group, sent by TensorFlow's collectives.
 
 The collectives have no timeouts, because TensorFlow would keep a thread for each of them until its
-timeout, even if the collective ends at once. The caller must abort collectives that hang.
+timeout, even if the collective ends immediately. The caller must abort collectives that hang.
 """
 
 import threading

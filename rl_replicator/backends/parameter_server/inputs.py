@@ -187,7 +187,7 @@ class WorkerInputs(inputs_lib.Inputs):
 
 
 class WorkerDatasets(WorkerInputs):
-    """A dataset for every worker. Each element makes one step, on the worker that reads it.
+    """A dataset for every worker. Each element feeds one step, on the worker that reads it.
 
     A worker that restarts continues after its last element if the length of its data is known.
     Otherwise, as for data from a replay table, it opens the data again.

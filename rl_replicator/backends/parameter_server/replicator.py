@@ -52,9 +52,9 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
         Args:
           cluster: one chief, workers and parameter servers; None to read it from TF_CONFIG.
-          max_staleness: maximum staleness of a step. 0 runs one call after the other. None allows
-            up to two calls per worker at the same time. With `steps_per_call=K`, a bound below K
-            runs one call after the other.
+          max_staleness: maximum staleness of a step. 0 runs one call at a time. None allows up to
+            two calls per worker at the same time. With `steps_per_call=K`, a bound below K runs
+            one call at a time.
           start_timeout: seconds for all processes to start, and for a chief on several machines to
             be restarted.
           worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive

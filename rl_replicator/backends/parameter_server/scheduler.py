@@ -155,7 +155,7 @@ class CallScheduler:
         return results, None if isinstance(error, tf.errors.CancelledError) else error
 
     def _clear(self) -> None:
-        """Makes the coordinator forget the errors of calls that have all ended."""
+        """Clears the errors that the coordinator has kept. All calls must have ended."""
         with contextlib.suppress(Exception):
             self._coordinator.join()
         self._is_halted = False

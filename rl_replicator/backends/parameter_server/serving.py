@@ -29,8 +29,8 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
 
     Args:
       cluster: cluster in which this process is a worker or a parameter server.
-      start_timeout: seconds to wait for the coordinator to start; on several machines also for it
-        to come back.
+      start_timeout: seconds to wait for the coordinator to start; on several machines, also to be
+        restarted.
 
     Raises:
       ConfigError: if the port of this process is not free.

@@ -60,7 +60,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         """Returns the next outputs; see `ReplicatedStep`.
 
         The variables contain the updates of all returned steps, and of up to two calls per worker
-        that still run or were not returned yet; `Replicator.synchronize` waits for running ones.
+        that still run or have not been returned; `Replicator.synchronize` waits for running ones.
         With a `max_staleness` of 0, no call runs between two calls of this method.
 
         Raises:

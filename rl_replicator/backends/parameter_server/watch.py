@@ -170,7 +170,7 @@ class Watch:
         answered = _ask(asked)
         deadline = time.monotonic() + self._worker_timeout / 2
         while len(answered) < len(asked) and time.monotonic() < deadline:
-            if self._last_news != before:  # A result is an answer, and the caller waits for it.
+            if self._last_news != before:  # A result is an answer, and the caller needs it now.
                 return None
             time.sleep(_POLL_SECONDS)
         silent = [task for task in asked if task not in answered]
