@@ -11,20 +11,23 @@ import pytest
 from rl_replicator.processes import gpus
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Most tests expect a machine without GPUs, or more replicas than it has GPUs. With this variable,
-# the tests that compute in their own process do so on the first GPU: `make test-gpu`.
+# Most tests expect a machine without GPUs, or use more replicas than it has GPUs. With this
+# variable, which `make test-gpu` sets, the tests that compute in their own process use the first
+# GPU.
 _ON_GPU = os.environ.get("RL_REPLICATOR_TEST_GPU") == "1"
 if not _ON_GPU:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Programs in forks cannot start again, and many tests compare every bit of two environments.
+# Programs in forks cannot restart with another allocator, and many tests require two environments
+# to give the same rewards, bit for bit.
 os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
-# TensorFlow reads this when it is imported: in this process, graphs do without oneDNN. With it,
-# every thread looks up anew which operations it has kernels for, a tenth of the tests' time.
-# Programs in processes of their own have it, as users do.
+# TensorFlow reads this on import: graphs in this process run without oneDNN. With oneDNN, every
+# thread looks up again which operations have kernels, which takes a tenth of the tests' time.
+# Programs in processes of their own use oneDNN, as users do.
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _leaves_onednn_out = os.environ.setdefault(_ONEDNN, "0") == "0"
 gc.disable()  # Until the tests are collected: imports make many objects and little garbage.
-# A script's `&` has what it starts ignore Ctrl-C, and programs that tests interrupt inherited that.
+# A command that a script starts with `&` ignores SIGINT, and the programs that tests interrupt
+# would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,28 +40,28 @@ def pytest_configure():
 def pytest_collection_finish(session):
     if _leaves_onednn_out:
         os.environ.pop(_ONEDNN)
-    if "tensorflow" in sys.modules:  # Tests of other packages do without it.
+    if "tensorflow" in sys.modules:  # Tests of other packages do not import it.
         import rl_replicator as rr
 
         rr.split_cpu(4)
         if _ON_GPU:
             _split_gpu()
-    # Traces make many objects and little garbage: a tenth of the time went into collections. Nor is
-    # what imports have left behind worth one.
+    # Tracing creates many objects but little garbage: collections took a tenth of the time. The
+    # objects that imports have created are not worth collecting either.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
 def _split_gpu():
-    """Splits the first GPU in four, and hides it from the processes that tests start."""
+    """Splits the first GPU into four logical devices; hides it from processes that tests start."""
     import tensorflow as tf
 
     gpu = tf.config.list_physical_devices("GPU")[0]
     tf.config.set_visible_devices([gpu], "GPU")
     part = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
     tf.config.set_logical_device_configuration(gpu, [part] * 4)
-    tf.config.list_logical_devices()  # TensorFlow opens them now.
+    tf.config.list_logical_devices()  # Initializes them now.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     # The references compute in float32, and many tests compare bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -67,7 +70,7 @@ def _split_gpu():
 
 @pytest.fixture(scope="module", autouse=True)
 def few_threads():
-    """Frees the inputs that a module's tests used: each has threads of ours and of tf.data."""
+    """Frees the inputs that a module's tests used: each holds threads of its own and of tf.data."""
     yield
     if threading.active_count() > 30:
         gc.collect()
@@ -75,7 +78,7 @@ def few_threads():
 
 @pytest.fixture
 def sigint_ignored():
-    """SIGINT is ignored, as in what a script starts with `&`."""
+    """Ignores SIGINT, as a command that a script starts with `&` does."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
@@ -83,10 +86,10 @@ def sigint_ignored():
 
 @pytest.fixture(scope="module")
 def plain_graphs():
-    """TensorFlow runs graphs as they were traced.
+    """Makes TensorFlow run graphs as they were traced, without optimizing them.
 
-    For tests that compare the numbers of large graphs after a few steps: optimizing the graphs took
-    a fifth of their time.
+    For tests that compare results of large graphs after a few steps: graph optimization took a
+    fifth of their time.
     """
     import tensorflow as tf
 

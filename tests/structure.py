@@ -1,8 +1,8 @@
-"""The project's modules, and who imports whom: `python -m tests.structure` prints the figures.
+"""Analyzes the project's modules and their imports; `python -m tests.structure` prints the figures.
 
-A module imports another if it says so in an import statement anywhere (in a function or under
-`TYPE_CHECKING` too), or if it holds the other's name in a string, which importlib or `sys.modules`
-could be given.
+A module counts as importing another if it has an import statement for it anywhere (also in a
+function or under `TYPE_CHECKING`), or if it contains the other's name in a string, which could be
+passed to importlib or looked up in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agents", "environments", "launchpad", "rl_replicator")
 _ENTRY_POINTS = {"__init__", "__main__"}
-# Public methods of foreign base classes, which document them.
+# Public methods that base classes outside the project declare and document.
 _FOREIGN = {
     "Environment": {"reset", "step", "observation_spec", "action_spec", "reward_spec", "close"},
     "Thread": {"run"},
@@ -30,9 +30,9 @@ class Module:
     """One file of a package.
 
     Attributes:
-      name: dotted; a package's `__init__` has the package's name.
-      path: of the file.
-      tree: its syntax.
+      name: dotted name; for an `__init__.py`, that of its package.
+      path: path of the file.
+      tree: its syntax tree.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Module:
 
     @property
     def room(self) -> str:
-        """The child of the root package that it belongs to: a package, or itself."""
+        """The direct child of the root package that is or contains this module."""
         return ".".join(self.name.split(".")[:2])
 
 
@@ -58,13 +58,13 @@ def modules() -> dict[str, Module]:
 
 
 def imported(module: Module) -> set[str]:
-    """Returns the project's modules that a module imports, in any way."""
+    """Returns the project's modules that a module imports in any way."""
     found = set(_statements(module)) | set(_strings(module))
     return {_longest(name) for name in found if _longest(name)} - {module.name}
 
 
 def dangling(path: Path) -> list[str]:
-    """Returns what the import statements of a file name in the project and is not there."""
+    """Returns the project's names that a file's import statements use but that do not exist."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def dangling(path: Path) -> list[str]:
 
 
 def bound(tree: ast.Module) -> set[str]:
-    """Returns the names that a module defines or imports, those of lazy tables included."""
+    """Returns the names that a module defines or imports, including those of lazy imports."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -93,7 +93,7 @@ def bound(tree: ast.Module) -> set[str]:
 
 
 def foreign(module: Module) -> set[str]:
-    """Returns the top-level names of what its import statements name."""
+    """Returns the top-level packages that a module's import statements name."""
     return {name.partition(".")[0] for name in _statements(module)}
 
 
@@ -107,7 +107,7 @@ def _statements(module: Module) -> Iterator[str]:
 
 
 def _strings(module: Module) -> Iterator[str]:
-    """Names in strings: whole ones, and those that an f-string makes of a table's entries."""
+    """Yields names in strings: whole ones, and those an f-string builds from a table's entries."""
     constants = [
         node.value
         for node in ast.walk(module.tree)
@@ -121,7 +121,8 @@ def _strings(module: Module) -> Iterator[str]:
         and re.fullmatch(rf"({'|'.join(PACKAGES)})\.([\w.]+\.)?", node.values[0].value)
     }
     for text in constants:
-        # A package's own name in a string is a logger's or a program's name, say.
+        # A string that equals the name of the module's own package is not an import: it may name a
+        # logger or a program.
         named = re.fullmatch(rf"({'|'.join(PACKAGES)})([.:][\w.:]+)?", text)
         if named and text != module.name.partition(".")[0] and not _names_a_group(text):
             yield text.replace(":", ".")
@@ -131,7 +132,7 @@ def _strings(module: Module) -> Iterator[str]:
 
 
 def _names_a_group(text: str) -> bool:
-    """Whether a string such as "rl_replicator.commands" names nothing but entry points."""
+    """Whether a string is the name of an entry-point group, such as "rl_replicator.commands"."""
     package, _, name = text.partition(".")
     return (
         name.isidentifier()
@@ -141,17 +142,18 @@ def _names_a_group(text: str) -> bool:
 
 
 def _longest(name: str) -> str | None:
-    """Returns the module that a dotted name lies in; None outside the project."""
+    """Returns the module that contains a dotted name; None if it is outside the project."""
     while name and name not in modules():
         name = name.rpartition(".")[0]
     return name or None
 
 
 def arrows(rooms: bool) -> dict[str, set[str]]:
-    """Returns who imports whom.
+    """Returns the import graph: the names that each name imports.
 
     Args:
-      rooms: between rooms, where the `__init__` of a root package is none; else between modules.
+      rooms: whether the nodes are rooms (see `Module.room`), without the root packages' `__init__`;
+        otherwise they are modules.
     """
     found: dict[str, set[str]] = {}
     for module in modules().values():
@@ -165,7 +167,7 @@ def arrows(rooms: bool) -> dict[str, set[str]]:
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Returns the groups of nodes of which each reaches all others."""
+    """Returns the groups of two or more nodes that all reach one another, that is, the cycles."""
     reached = {node: _reach(graph, node) for node in graph}
     groups = {tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in graph}
     return sorted([*group] for group in groups if len(group) > 1)
@@ -197,9 +199,9 @@ def classes() -> dict[str, list[str]]:
 
 
 def public_definitions() -> Iterator[tuple[str, bool]]:
-    """Yields every public module, class, function and method, and whether it is documented.
+    """Yields all modules and public classes, functions and methods, and whether each has docs.
 
-    A method that overrides one of a base class is documented there.
+    A method counts as documented if a base class documents the method it overrides.
     """
     documented: dict[str, set[str]] = {name: set(names) for name, names in _FOREIGN.items()}
     bases: dict[str, list[str]] = {}

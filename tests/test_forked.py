@@ -1,4 +1,4 @@
-"""Programs in forks are to their callers what new interpreters are."""
+"""To their callers, programs in forks behave like new interpreters."""
 
 import os
 import pathlib
@@ -168,7 +168,7 @@ def test_without_a_server_it_is_a_new_interpreter(monkeypatch):
 
 
 def test_processes_share_a_server(tmp_path, monkeypatch):
-    """It ends with the context, and with nothing else."""
+    """The server ends when the context does, and not before."""
     quick = "import fork_server\nfork_server.PRELOADED = ('numpy',)\nfork_server.translate = int\n"
     monkeypatch.setattr(forked, "_SERVER", forked._SERVER.replace("import fork_server\n", quick))
     monkeypatch.setattr(forked, "_servers", [])
@@ -176,7 +176,7 @@ def test_processes_share_a_server(tmp_path, monkeypatch):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         parents = []
-        for _ in range(2):  # Processes that have not used it.
+        for _ in range(2):  # Each process has not used the server before.
             monkeypatch.delenv(forked.client.ADDRESS, raising=False)
             parents.append(start("-c", "import os; print(os.getppid())").communicate(timeout=60)[0])
         (server,) = forked._servers

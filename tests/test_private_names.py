@@ -1,4 +1,4 @@
-"""The private names that `docs/dependencies.md` lists: all there, and no others."""
+"""The private names in `docs/dependencies.md` all exist, and the project uses no others."""
 
 import ast
 import functools
@@ -10,9 +10,9 @@ import pytest
 
 from tests import structure
 
-# Packages' own modules that are no part of their public interface.
+# Modules of other packages that are not part of their public interfaces.
 PRIVATE_MODULES = ("tensorflow.python.", "keras.src.", "sonnet.src.", "ray._private.")
-# Documented, or of Python itself.
+# Names that are documented or belong to Python itself.
 KNOWN = {
     *("_asdict", "_fields"),  # Of named tuples.
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
@@ -25,7 +25,7 @@ KNOWN = {
 
 @functools.cache
 def table():
-    """Rows of [name, file, reason]."""
+    """Returns the rows (name, file, reason)."""
     text = (structure.ROOT / "docs" / "dependencies.md").read_text()
     return re.findall(r"^\| `([\w.]+)` \| `([\w./]+)` \| (.+) \|$", text, re.MULTILINE)
 
@@ -44,7 +44,7 @@ def test_it_is_there(name, file, reason):
 
 
 def _find(path):
-    """Returns the module or class of a dotted path."""
+    """Returns the module or class at a dotted path."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
@@ -53,7 +53,7 @@ def _find(path):
 
 
 def test_no_others_are_used():
-    """Modules, and names with an underscore that the project does not define itself."""
+    """Checks private modules, and underscored names that the project does not define itself."""
     listed = {(name.rpartition(".")[2], file) for name, file, _ in table()}
     modules = {(name, file) for name, file, _ in table()}
     defined, used, imported = set(), set(), set()
@@ -77,7 +77,7 @@ def test_no_others_are_used():
 
 
 def _defined(node):
-    """The names that a node defines, without those that it reads of others."""
+    """Returns the names that a node defines, without those that it only reads."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

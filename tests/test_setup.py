@@ -1,4 +1,4 @@
-"""What `make` says when the machine lacks something, and what the lock must not hold."""
+"""The errors of `make` on an incomplete machine; the lock file; the pre-commit hooks."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ def _venv(python):
 
 @pytest.fixture
 def stub(tmp_path):
-    """Makes a program that claims to be Python."""
+    """Returns a function that writes a script which stands in for the Python interpreter."""
 
     def make(script):
         path = tmp_path / "python"
@@ -70,5 +70,5 @@ def test_pre_commit_runs_what_make_check_runs():
     entries = re.findall(r"entry: \.venv/bin/(.*)", hooks)
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = re.findall(r"\$\(BIN\)/(.*)", recipe[1])
-    # --force-exclude only heeds the configuration for the files that pre-commit names.
+    # --force-exclude only applies the configured exclusions to the files that pre-commit passes.
     assert [entry.replace(" --force-exclude", "") for entry in entries] == commands

@@ -1,4 +1,4 @@
-"""The plan of the house: layers, no circles, few loose modules, docstrings, light imports."""
+"""The project's structure: layers, import cycles, loose modules, docstrings, light imports."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from tests import structure
 
-# What a package of this project may import of the others.
+# What each package of this project may import from the others.
 BELOW = {
     "launchpad": {"rl_replicator.processes"},
     "rl_replicator": set(),
@@ -16,10 +16,10 @@ BELOW = {
     "agents": {"launchpad", "rl_replicator", "environments"},
 }
 MOST_LOOSE_MODULES = 8
-# Raise it when more is documented; `python -m tests.structure` lists what is missing.
+# Raise this when more is documented; `python -m tests.structure` lists what is not.
 LEAST_DOCUMENTED = 0.98
-# What the mathematics depends on. A new file there needs tests that kill its mutants: name them in
-# tests/mutants/targets.toml.
+# The modules that implement the mathematics. A new file there needs tests that kill its mutants:
+# list them in tests/mutants/targets.toml.
 AREAS = (
     "agents/*/learner.py",
     "agents/*/losses.py",
@@ -35,7 +35,7 @@ AREAS = (
     "rl_replicator/learners/*/*norm*.py",
     "rl_replicator/optimizers/*.py",
 )
-# A node of programs; what it learns with is in agents/learning.
+# A node of distributed programs; the learning itself is in agents/learning.
 ELSEWHERE = {"agents/nodes/learner.py"}
 
 
@@ -56,7 +56,7 @@ def test_imports_go_downward(package):
 
 
 def test_processes_stand_on_the_standard_library_alone():
-    """Both `launchpad` and `rl_replicator.jobs` import them."""
+    """Both `launchpad` and `rl_replicator.jobs` import `rl_replicator.processes`."""
     offenders = [
         f"{module.name} imports {name}"
         for module in structure.modules().values()
@@ -70,7 +70,7 @@ def test_processes_stand_on_the_standard_library_alone():
 
 @pytest.mark.parametrize("folder", ["bench", "docs", "tests"])
 def test_imports_name_what_is_there(folder):
-    """A module that moved must not be found missing by the whole suite only."""
+    """So that a wrong import of a moved module is found without running the whole suite."""
     paths = sorted((structure.ROOT / folder).rglob("*.py"))
     assert {str(path): names for path in paths if (names := structure.dangling(path))} == {}
 
@@ -124,7 +124,7 @@ def test_annotations_are_published():
     assert [p for p in BELOW if not (structure.ROOT / p / "py.typed").exists()] == []
 
 
-# The analysis itself.
+# Tests of the analysis itself.
 
 
 def _module(name, source):

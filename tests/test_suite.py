@@ -1,4 +1,4 @@
-"""The watcher of the suite: crashes, hangs and leftovers end the run, and the output names them.
+"""The suite's watcher: crashes and hangs end the run, leftovers fail it, and the output names them.
 
 The scratch suites import no TensorFlow.
 """
@@ -18,7 +18,7 @@ from tests.suite import durations, plugin, stacks
 
 ROOT = Path(__file__).parents[1]
 
-# Runs beside the test that fails: a test that takes long and has a process of its own.
+# Runs beside the test that fails: a long test with a child process.
 NEIGHBOUR = """
 import subprocess, time
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_neighbour():
     Path("neighbour.pid").write_text(str(child.pid))
     time.sleep(600)
 """
-# Waits until the neighbour runs, so that the run cannot end before it has begun.
+# Waits until the neighbour runs, so that the run cannot end before the neighbour has begun.
 WAITING = """
 import ctypes, os, time
 from pathlib import Path
@@ -42,17 +42,17 @@ FAULTS = {
     "exit": "def test_exits(): wait(); os._exit(0)",
     "crash": "def test_crashes(): wait(); ctypes.string_at(0)",
     "sleep": "@pytest.mark.timeout(3)\ndef test_sleeps(): wait(); time.sleep(600)",
-    # PyDLL keeps the GIL, so that no thread of this process can end the test.
+    # PyDLL holds the GIL, so that no thread of this process can end the test.
     "native": "@pytest.mark.timeout(3)\ndef test_blocks(): wait(); ctypes.PyDLL(None).sleep(600)",
 }
 
 
-# Of pytest's plugins, those that the scratch suites use. To import the others takes seconds in all.
+# The pytest plugins that the scratch suites use. Importing all the others would take seconds.
 PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "pytest_timeout")
 
 
 class Scratch:
-    """A run of the watcher on a scratch suite, in a folder of its own."""
+    """A run of the watcher on a scratch suite in its own folder."""
 
     def __init__(self, folder, files, *arguments):
         self.folder = folder
@@ -81,7 +81,7 @@ class Scratch:
     def neighbour_is_alive(self):
         path = self.folder / "neighbour.pid"
         if not path.exists() or not path.read_text():
-            return False  # A limit passed on a busy machine before the neighbour had begun.
+            return False  # On a busy machine, a limit may pass before the neighbour begins.
         pid = int(path.read_text())
         return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
@@ -106,7 +106,7 @@ def scratch(tmp_path):
 
 @pytest.fixture(scope="module")
 def ended_early(tmp_path_factory):
-    """Runs that the watcher ends, by name: at one time, because they mostly wait."""
+    """Yields runs that the watcher ends, by name; concurrent, because they mostly wait."""
     runs = {}
     for name, fault in FAULTS.items():
         files = {"test_a.py": WAITING + fault, "test_b.py": NEIGHBOUR}
@@ -122,7 +122,7 @@ def ended_early(tmp_path_factory):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_the_run(ended_early, fault):
     run = ended_early[fault]
-    # Takes 3 to 7 s on an idle machine; without the watcher, as long as the neighbour at least.
+    # Takes 3 to 7 s on an idle machine; without the watcher, at least as long as the neighbour.
     status, output = run.finish()
     assert status not in (0, 5)
     name = FAULTS[fault].partition("def ")[2].partition("(")[0]
@@ -133,7 +133,7 @@ def test_a_fault_ends_the_run(ended_early, fault):
 
 
 def test_stacks_are_shortened():
-    """The thread that runs the test comes first, in full; the others, equal ones once."""
+    """The test's thread comes first, in full; equal stacks of other threads appear once."""
     waits = f"""(most recent call first):
   File "/python/threading.py", line 331 in wait
   File "/python/site-packages/library.py", line 7 in work
@@ -163,7 +163,7 @@ def test_a_signal_ends_the_run(ended_early):
 
 
 def test_the_deadline_ends_the_run(tmp_path):
-    """Without pytest, which may take longer than any deadline to begin a test."""
+    """Uses no pytest, which may take longer than any deadline to begin a test."""
     progress = plugin.Progress(tmp_path, "main")
     progress.note("test_b.py::test_neighbour")
     code = (
@@ -221,7 +221,7 @@ def test_cleans_up(tmp_path):
     status, output = scratch({"test_a.py": test}, "--workers", "1").finish()
     assert status == 0, output
     assert "left behind" not in output
-    # The next run collects from it.
+    # The next run's collection uses this bytecode.
     assert [*tmp_path.glob("__pycache__/test_a.*.pyc")]
     temporary, kept = (tmp_path / "folders").read_text().split()
     assert not Path(temporary).parent.exists()
@@ -275,7 +275,7 @@ def test_long_files_come_first(tmp_path, monkeypatch):
 
 
 def test_files_that_share_a_ray_run_in_one_process(tmp_path):
-    """And in no other: that one has a test which waits for theirs."""
+    """And in no other process: the other one runs a test that waits until all of them have run."""
     folder = tmp_path / "tests" / "launchpad"
     folder.mkdir(parents=True)
     note = "from pathlib import Path\nimport os\n\n"
@@ -322,10 +322,10 @@ def test_a_record_has_the_seconds_of_child_processes(tmp_path, monkeypatch):
 
 
 def test_waits_are_measured():
-    """By threads that are not ready to run, so that a busy machine changes nothing."""
+    """A file waits if none of its threads can run, so a busy machine makes no difference."""
     busy = "import sys\nprint(flush=True)\nwhile True: sys.getrefcount(None)"
     wait = "import time\nprint(flush=True)\ntime.sleep(600)"
-    # A shell that waits for its child, which computes.
+    # Shells that wait for their child: one child computes, the other sleeps.
     commands = {
         "test_busy.py": f"'{sys.executable}' -IS -c '{busy}' & wait",
         "test_waiting.py": f"'{sys.executable}' -IS -c '{wait}' & wait",

@@ -1,15 +1,15 @@
-"""Waits for something that other threads or processes do."""
+"""Waits for other threads or processes."""
 
 import time
 
 
 def wait_until(condition, seconds=60.0, pause=0.01):
-    """Waits until a condition holds, and returns what it gave.
+    """Waits until a condition holds, and returns its value.
 
     Args:
-      condition: called again and again, with this pause, in seconds.
-      seconds: how long it may take.
-      pause: see `condition`.
+      condition: function called repeatedly until its value is true.
+      seconds: longest time to wait.
+      pause: seconds between calls.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):

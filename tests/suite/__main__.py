@@ -1,10 +1,11 @@
 """Runs pytest under a watcher: `python -m tests.suite [--workers N] [--deadline S] ARGUMENTS`.
 
-pytest-timeout and pytest-xdist end a test that takes too long, as long as its process still obeys.
-The watcher ends the run in all other cases: a worker that died, a test that native code blocks with
-the GIL held, a run that passes its deadline. It names the tests that were running and leaves no
-process behind. A run that ends by itself fails if it leaves processes or shared memory. Temporary
-files go to a folder that is removed at the end: a killed process leaves those of TensorFlow.
+pytest-timeout and pytest-xdist end a test that takes too long if its process still responds. The
+watcher ends the run in all other cases: a worker died, native code blocks a test while holding the
+GIL, or the run passes its deadline. It names the tests that were running and leaves no process
+behind. A run that ends by itself fails if it leaves processes or shared memory behind. Temporary
+files go to a folder that is removed at the end, because a killed process does not remove those of
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ class Watcher:
     def __init__(
         self, directory: Path, deadline: float, patience: float, measures_waits: bool = False
     ):
-        """Starts nothing yet.
+        """Does not start pytest yet.
 
         Args:
-          directory: where the processes of pytest write what they do.
+          directory: where the processes of pytest record what they are running.
           deadline: seconds for the whole run.
-          patience: seconds beyond a test's own limit, in which pytest-timeout ends most tests.
-          measures_waits: whether `waits` measures how long the files wait.
+          patience: seconds past a test's limit before the watcher ends the run; pytest-timeout ends
+            most tests within them.
+          measures_waits: whether `waits` measures how long the test files wait.
         """
         self._directory = directory
         self._deadline = deadline
@@ -50,21 +52,21 @@ class Watcher:
         self._dead_since: float | None = None
 
     def run(self, command: list[str]) -> tuple[int, str | None]:
-        """Runs a command to its end.
+        """Runs a command until it ends.
 
         Returns:
-          Its exit status, and why it was ended early; None if it ended by itself.
+          The exit status, and the reason if it was ended early, else None.
         """
-        # Descendants whose parents end become children of this process, so that none is lost.
+        # Descendants whose parents end become children of this process, so that none is missed.
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        temporary = self._directory / "t"  # Short: names of sockets have at most 107 characters.
+        temporary = self._directory / "t"  # Short: paths of sockets have at most 107 characters.
         temporary.mkdir()
-        # `tmp_path` of failed tests stays where it is otherwise, for whoever looks for the cause.
+        # `tmp_path` stays at its usual place, so that the files of failed tests can be inspected.
         environment = {"PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), **os.environ}
         environment |= {DIRECTORY_VARIABLE: str(self._directory), "TMPDIR": str(temporary)}
-        if self.waits is not None:  # The seconds of a file's programs count, which it shares then.
+        if self.waits is not None:  # Per-file seconds need one server per process.
             return self._watch(command, environment)
         with forked.shared(self._directory / "forked") as variables:
             return self._watch(command, environment | variables)
@@ -107,7 +109,7 @@ class Watcher:
         return None
 
     def _report(self, reason: str) -> None:
-        """Says why the run is ended by force, and which tests were running."""
+        """Prints why the run is ended by force, and which tests were running."""
         _say(reason)
         for record in records(self._directory):
             if record["activity"]:

@@ -1,7 +1,8 @@
-"""Seconds of the test files, by which the suite orders them.
+"""Durations of the test files, by which the suite orders them.
 
-CPU seconds plus those in which a file waits, and not wall time, because other programs may use the
-machine while a run is recorded. A file that waits starts early, beside others that compute.
+A duration is the CPU seconds of a file plus the seconds in which it waits, not its wall time,
+because other programs may use the machine while a run is recorded. The waits count so that files
+with long waits start early, beside others that compute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 
 PATH = Path(__file__).with_name("durations.json")
-# Files below this many seconds are not listed.
+# Files that take fewer seconds are not listed.
 LONG = 3.0
 
 
@@ -26,10 +27,10 @@ class Meter:
     """Measures the CPU seconds of each test file in one process that runs tests."""
 
     def __init__(self, path: Path):
-        """Measures nothing yet.
+        """Does not start to measure yet.
 
         Args:
-          path: where `close` writes the seconds by file.
+          path: where `close` writes the seconds of each file.
         """
         self._path = path
         self._seconds: collections.Counter[str] = collections.Counter()
@@ -37,7 +38,7 @@ class Meter:
         self._before = 0.0
 
     def enter(self, file: str | None) -> None:
-        """Counts what is used from now on for another file; for none if it is None."""
+        """Attributes the CPU time used from now on to `file`; to no file if it is None."""
         if file == self._file:
             return
         now = _cpu_seconds()
@@ -52,7 +53,7 @@ class Meter:
 
 
 def _cpu_seconds() -> float:
-    """Returns the seconds of this process and its descendants.
+    """Returns the CPU seconds of this process and its descendants.
 
     A process that has ended counts if its parent has waited for it.
     """
@@ -66,15 +67,15 @@ def _cpu_seconds() -> float:
 
 
 class WaitMeter:
-    """Measures how long test files wait: no thread of their processes is ready to run."""
+    """Measures how long test files wait: none of the threads of their processes is ready to run."""
 
     def __init__(self) -> None:
-        """Measures from now on."""
+        """Starts to measure."""
         self.seconds: collections.Counter[str] = collections.Counter()
         self._last = time.monotonic()
 
     def sample(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Counts the time since the last sample for each test that waits now.
+        """Adds the time since the last sample to the file of each test that is waiting now.
 
         Args:
           records: `pid` and `activity` of each process that runs tests; see `plugin.records`.
@@ -87,7 +88,7 @@ class WaitMeter:
 
 
 def _is_ready(pid: int) -> bool:
-    """Returns whether a thread of a process or of its descendants runs, or could."""
+    """Returns whether any thread of a process or its descendants is running or blocked on I/O."""
     try:
         process = psutil.Process(pid)
         pids = [pid, *(child.pid for child in process.children(recursive=True))]
@@ -97,7 +98,7 @@ def _is_ready(pid: int) -> bool:
 
 
 def _states(pid: int) -> list[str]:
-    """Returns the states of a process's threads, such as R and S; those that ended are missing."""
+    """Returns the states, such as R and S, of those threads of a process that have not ended."""
     states = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -106,16 +107,16 @@ def _states(pid: int) -> list[str]:
 
 
 def read() -> dict[str, float]:
-    """Returns the recorded seconds of the files that take long."""
+    """Returns the recorded seconds of the long files."""
     return json.loads(PATH.read_text())
 
 
 def record(directory: Path, waits: Mapping[str, float]) -> None:
-    """Prints and keeps what the meters of a run have measured; other files keep their seconds.
+    """Prints and saves what the meters of a run have measured; other files keep their seconds.
 
     Args:
-      directory: where each `Meter` has written.
-      waits: from the `WaitMeter`, the seconds by file.
+      directory: where each `Meter` has written its file.
+      waits: seconds of each file, from the `WaitMeter`.
     """
     measured: collections.Counter[str] = collections.Counter()
     for path in directory.glob("*.durations"):

@@ -1,4 +1,4 @@
-"""What a run of the suite leaves behind: processes, their ports, shared memory."""
+"""Finds what a run of the suite leaves behind: processes, their ports, shared memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def collect() -> tuple[dict[int, int], bool]:
-    """Collects the children that have ended, the adopted ones included.
+    """Reaps the children that have ended, including adopted ones.
 
     Returns:
-      The wait status of each by process id, and whether children remain. As this process adopts
+      The wait statuses by process id, and whether children remain. Because this process adopts
       orphans, it has descendants if and only if it has children.
     """
     statuses: dict[int, int] = {}
@@ -31,7 +31,7 @@ def collect() -> tuple[dict[int, int], bool]:
 
 
 def descendants() -> list[psutil.Process]:
-    """Returns the living descendants; it may miss one whose parent ends at the same moment."""
+    """Returns the living descendants; may miss one whose parent ends at the same moment."""
     return [p for p in psutil.Process().children(recursive=True) if is_alive(p.pid)]
 
 
@@ -44,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill_descendants(seconds: float = 20.0) -> None:
-    """Kills all descendants, and what they start meanwhile."""
+    """Kills all descendants, including those that they start meanwhile."""
     deadline = time.monotonic() + seconds
     while collect()[1] and time.monotonic() < deadline:
         for process in descendants():
@@ -69,13 +69,13 @@ class SharedMemory:
     """Finds entries of shared memory that outlive the processes that made them."""
 
     def __init__(self):
-        """Takes stock: what exists now belongs to others."""
+        """Records the entries that exist now, which do not belong to the run."""
         self._before = _entries()
 
     def left(self) -> list[str]:
         """Returns the new entries of this user that no process uses.
 
-        Other programs of the machine make entries too, but they use them as long as they run.
+        Other programs on the machine create entries too, but use them for as long as they run.
         """
         new = _entries() - self._before
         return sorted(new - _used(new)) if new else []
@@ -93,7 +93,7 @@ def _entries() -> set[str]:
 
 
 def _used(names: set[str]) -> set[str]:
-    """Returns those of the entries that a process has open or mapped."""
+    """Returns the entries that some process has open or mapped."""
     used = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -107,14 +107,14 @@ def _used(names: set[str]) -> set[str]:
 
 
 def wait_until_clean(shared_memory: SharedMemory, grace: float) -> list[str]:
-    """Waits until nothing is left, at most `grace` seconds.
+    """Waits until nothing is left, for at most `grace` seconds.
 
     Args:
-      shared_memory: made before the run.
-      grace: seconds that background processes get to end by themselves.
+      shared_memory: created before the run.
+      grace: seconds within which background processes may end by themselves.
 
     Returns:
-      One line for each process and entry that is still there.
+      One line for each process and shared-memory entry that remains.
     """
     deadline = time.monotonic() + grace
     while True:

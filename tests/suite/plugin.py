@@ -1,4 +1,4 @@
-"""The part of the suite that runs inside pytest: records which test each process runs.
+"""The pytest plugin of the suite: records which test each process runs.
 
 `python -m tests.suite` loads it with `-p`. Every process that runs tests writes one file, which the
 watcher reads.
@@ -23,9 +23,9 @@ from xdist.scheduler import LoadFileScheduling
 from tests.suite import durations
 
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
-# Seconds that a process may take before its first test.
+# Seconds that collection may take in a process.
 _COLLECTION_LIMIT = 600.0
-# Files whose tests share one Ray: each process that runs some of them starts one, and keeps it.
+# Files whose tests share one Ray: a process that runs any of them starts Ray once and keeps it.
 RAY = frozenset(
     f"tests/launchpad/test_{name}.py"
     for name in ("conformance", "nodes", "ray", "resources", "upstream_programs")
@@ -33,24 +33,24 @@ RAY = frozenset(
 
 
 class Progress:
-    """Writes what one pytest process does at present."""
+    """Records what one pytest process is running."""
 
     def __init__(self, directory: Path, name: str):
-        """Writes nothing yet.
+        """Does not write a record yet.
 
         Args:
-          directory: where the watcher reads.
-          name: of this process: a worker's, or "main".
+          directory: where the watcher reads the records.
+          name: of this process: the worker's id, or "main".
         """
         self._path = directory / f"{name}.json"
         self._stacks = (directory / f"{name}.stacks").open("w")
 
     def note(self, activity: str | None, limit: float | None = None) -> None:
-        """Replaces the record.
+        """Writes the record, in place of the last one.
 
         Args:
           activity: a test's node id, or another description; None between tests.
-          limit: seconds that it may take; None for no limit of its own.
+          limit: seconds that the activity may take; None for no limit.
         """
         record = {
             "pid": os.getpid(),
@@ -63,14 +63,14 @@ class Progress:
         new.replace(self._path)  # The watcher never reads half a record.
 
     def dump_before(self, limit: float) -> None:
-        """Writes the stacks shortly before a test reaches its limit.
+        """Schedules a dump of all stacks shortly before a test reaches its limit.
 
         pytest-timeout writes them too, but pytest-xdist discards what a worker prints.
         """
         faulthandler.dump_traceback_later(max(limit - 1, limit / 2), file=self._stacks)
 
     def forget_stacks(self) -> None:
-        """Called after a test that has ended by itself."""
+        """Cancels the dump and deletes the stacks, after a test that ended by itself."""
         faulthandler.cancel_dump_traceback_later()
         self._stacks.seek(0)
         self._stacks.truncate()
@@ -81,15 +81,15 @@ class Progress:
 
 
 def _limit(item: pytest.Item) -> float:
-    """Returns the time limit that a test sets for itself; 0 if it has the common one."""
+    """Returns the time limit of a test's own marker; 0 if the test has the default limit."""
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker and marker.args else 0.0
 
 
 def scope(nodeid: str) -> str:
-    """Returns the name of the tests that run in one process, one after the other.
+    """Returns the name of the group of tests, all run by one process, that a test belongs to.
 
-    Fixtures of modules are dear, so a file stays whole.
+    Module-scoped fixtures are expensive, so the tests of a file stay together.
 
     Args:
       nodeid: of a test.
@@ -99,14 +99,14 @@ def scope(nodeid: str) -> str:
 
 
 class Scheduling(LoadFileScheduling):
-    """Gives each process whole scopes."""
+    """Distributes whole scopes to the processes."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)
 
 
 class Plugin:
-    """Hooks of a worker, or of the only process."""
+    """Hooks of an xdist worker, or of the only pytest process."""
 
     def __init__(self, progress: Progress, meter: durations.Meter):
         self._progress = progress
@@ -114,7 +114,7 @@ class Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        """Moves long scopes to the front, so that the workers end at about one time."""
+        """Moves long scopes to the front, so that the workers end at about the same time."""
         known: collections.Counter[str] = collections.Counter()
         for file, seconds in durations.read().items():
             known[scope(file)] += seconds
@@ -130,8 +130,9 @@ class Plugin:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_collection(self):
         self._progress.note("collection", _COLLECTION_LIMIT)
-        # Without bytecode, every process compiles all test files anew, their asserts rewritten.
-        # Where PYTHONDONTWRITEBYTECODE is set, it still holds for tests and what they start.
+        # Collection may write bytecode: without it, every process would compile all test files
+        # again, including pytest's rewritten asserts. PYTHONDONTWRITEBYTECODE still holds for the
+        # tests and for the programs that they start.
         writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
         yield
         sys.dont_write_bytecode = writes_none
@@ -150,11 +151,11 @@ class Plugin:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
         self._meter.close()
-        self._progress.close()  # From here on the process may end at any time.
+        self._progress.close()  # From here on, the process may end at any time.
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item, settings):
-        # pytest-timeout ends the test at this limit; the watcher, somewhat later, if that fails.
+        # pytest-timeout ends the test at this limit; if that fails, the watcher ends the run later.
         self._progress.note(item.nodeid, settings.timeout)
         self._progress.dump_before(settings.timeout)
 
@@ -177,12 +178,12 @@ class ControllerPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            # At once, because a log may be cut before pytest's own summary.
+            # Print it immediately, because the log may be cut off before pytest's own summary.
             crash = getattr(report.longrepr, "reprcrash", None)
             line = (crash.message if crash else str(report.longrepr)).partition("\n")[0]
             print(f"\nsuite: failed: {report.nodeid} ({report.when}): {line}", flush=True)
-        # Called with the report of the crash. pytest-xdist would let the other worker go on, and
-        # some of its schedulers then wait for ever for the tests of the dead one.
+        # pytest-xdist passes the report of the crash to this hook. It would let the other workers
+        # continue, and some of its schedulers then wait forever for the tests of the dead one.
         if self._crashed is not None:
             for record in records(self._directory):
                 with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Who can connect to the ports of a process."""
+"""Finds a process's listening sockets and checks who can connect to them."""
 
 import socket
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def listening(process: psutil.Process) -> set[tuple[str, int]]:
-    """Returns address and port of all TCP sockets on which a process and its children listen."""
+    """Returns (address, port) of all TCP sockets on which a process and its descendants listen."""
     found = set()
     for each in [process, *process.children(recursive=True)]:
         for connection in each.net_connections("tcp"):
@@ -16,7 +16,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
 
 
 def outer_addresses() -> list[str]:
-    """Returns the addresses at which other machines reach this one, without link-local ones."""
+    """Returns this machine's addresses other than loopback and link-local IPv6 ones."""
     return [
         address.address
         for addresses in psutil.net_if_addrs().values()
@@ -27,7 +27,7 @@ def outer_addresses() -> list[str]:
 
 
 def accepts(address: str, port: int) -> bool:
-    """Returns whether something at an address of this machine accepts a connection."""
+    """Returns whether something accepts connections at an address and port of this machine."""
     try:
         socket.create_connection((address, port), timeout=5).close()
     except OSError:

@@ -1,7 +1,7 @@
-"""Shortens faulthandler's dump of all threads to what tells why a test hangs.
+"""Shortens faulthandler's dump of all threads to what shows why a test hangs.
 
-A worker that has run a thousand tests has up to a hundred threads, and the one that runs the test
-comes last. Who reads the log of a run, often cut, needs that one first.
+A worker that has run a thousand tests has up to a hundred threads, and faulthandler prints the one
+that runs the test last. A reader of the log, which is often truncated, needs that stack first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def shorten(dump: str) -> str:
       dump: the stacks of all threads of a process, the main thread's last.
 
     Returns:
-      The whole stack of the main thread, then those of other threads in short: the innermost frame
-      and the frames of this project, equal ones counted.
+      The whole stack of the main thread, then the other threads' stacks, shortened to the innermost
+      frame and the frames of this project; equal stacks are printed once, with their count.
     """
     *others, main = dump.strip().split("\n\n")
     counts = collections.Counter(map(_short, others))

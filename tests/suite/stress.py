@@ -1,4 +1,4 @@
-"""Repeats tests beside busy loops, counts failures: `python -m tests.suite.stress N TESTS...`."""
+"""Repeats tests on busy cores, counts failures: `python -m tests.suite.stress N TESTS...`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# Ends with its parent, however that ends.
+# Ends when its parent ends, even if the parent is killed.
 _BUSY_LOOP = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
@@ -18,7 +18,7 @@ while True:
     pass
 """
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-# Lines of the watcher, for a run that it ended.
+# Lines that the watcher prints when it ends a run.
 _WATCHER = re.compile(r"^suite: (?!stacks)(.*)", re.MULTILINE)
 
 
