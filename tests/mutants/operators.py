@@ -1,4 +1,4 @@
-"""Small faults, one at a time, in the text of a module: what a good test must notice."""
+"""Generates mutants: copies of a module with one small fault each, which good tests must catch."""
 
 import ast
 import copy
@@ -46,21 +46,21 @@ _PAIRS = (
     ("append", "appendleft"),
 )
 _SWAPPED = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
-# Calls that change a value and not its kind: a fault leaves them out.
+# Calls that change a value but not its type: a mutant replaces the call by its first argument.
 _LEFT_OUT = {
     *("stop_gradient", "maximum", "minimum", "max", "min", "abs", "sqrt", "clip_by_value"),
     *("clip_by_norm", "clip", "floor", "softmax", "tanh", "relu", "all_reduce", "all_max"),
     *("all_min", "all_sum", "all_mean", "reversed", "sorted", "square", "exp", "log"),
 }
-# Calls whose last two arguments are not exchanged: their order says nothing, or the exchange could
-# only end in a TypeError, which would make the share of the killed look better than it is.
+# Calls whose last two arguments are not swapped: either their order does not matter, or the swap
+# could only raise a TypeError, which would inflate the share of killed mutants.
 _NOT_EXCHANGED = {
     *("maximum", "minimum", "max", "min", "equal", "logical_and", "logical_or", "range"),
     *("isinstance", "getattr", "setattr", "hasattr", "partial", "map_structure", "cast"),
     *("reshape", "concat", "constant", "gradient", "build_optimizer", "apply", "gather"),
     *("transpose", "stack", "Variable", "tile", "ensure_shape", "slice", "TensorSpec"),
 }
-# Comparisons that have only one opposite; where they are a condition, "not" would be the same.
+# Comparisons whose only mutant is their negation: a condition of this kind is not negated again.
 _TWO_SIDED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 
 
@@ -69,9 +69,9 @@ class Mutant:
     """A module with one fault.
 
     Attributes:
-      name: "function: before -> after", the same wherever the function moves to.
-      line: where the fault is.
-      source: the whole text of the module with the fault.
+      name: "function: before -> after"; it does not change if the function moves.
+      line: number of the line with the fault.
+      source: the module's whole source, with the fault.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Mutant:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All mutants of a module's text, in the order of its lines."""
+    """Returns all mutants of a module's source, in source order."""
     found, seen = [], Counter[str]()
     for function, node, after in _faults("module", ast.parse(source)):
         name = f"{function}: {_short(ast.unparse(node))} -> {_short(after)}"
@@ -92,13 +92,13 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _faults(function: str, node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    """(enclosing function, node, text in its place), of a node and all below it."""
+    """Yields (enclosing function, node, its replacement) for a node and all its descendants."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         function = node.name if function == "module" else f"{function}.{node.name}"
     if isinstance(node, ast.keyword) and node.arg == "strict":
-        return  # It matters only where another fault is.
+        return  # It only matters if the code has another fault.
     if isinstance(node, ast.keyword) and node.arg == "axis":
-        # The next number may be another name for the same axis.
+        # Another mutant of the number may denote the same axis: 1 and -1 are equal for a matrix.
         other = "1" if ast.unparse(node.value) == "0" else "0"
         yield function, node.value, other
         return
@@ -111,7 +111,7 @@ def _faults(function: str, node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Without annotations, decorators, and the words of errors."""
+    """Yields the children to mutate, without annotations, decorators and error messages."""
     if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or _is_number(node):
         return
     for name, value in ast.iter_fields(node):
@@ -121,12 +121,12 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_number(node: ast.AST) -> bool:
-    """-1 and the like: one constant, not two."""
+    """Whether a node is a signed number such as -1, which counts as a single constant."""
     return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
 
 
 def _negates(test: ast.expr) -> bool:
-    """Whether the opposite of a condition is no mutant of the condition itself."""
+    """Whether to negate a condition: not if its own mutants include the negation."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], _TWO_SIDED):
         return False
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

@@ -1,8 +1,9 @@
-"""Runs the tests on mutants: `make mutants`, or `python -m tests.mutants.run --help`.
+"""Runs the tests on mutants; see `make mutants` and `python -m tests.mutants.run --help`.
 
 TensorFlow is imported once, and every mutant runs in a fork of that process. The process itself
-never runs a TensorFlow operation: that would start threads, which do not survive a fork. For the
-same reason the workers of `--jobs` are processes, forked before the pool starts its threads.
+never runs a TensorFlow operation, because that would start threads, which do not survive a fork.
+For the same reason, the workers of `--jobs` are processes, forked before the pool starts its
+threads.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from tests.mutants.operators import Mutant, mutants
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-# Imported before the forks: slow to import, and they start no threads.
+# Imported before the forks, because they are slow to import; they start no threads.
 _PRELOADED = (
     *("numpy", "tensorflow", "sonnet", "tree", "reverb", "dm_env", "acme.specs", "acme.core"),
     *("acme.types", "acme.adders.base", "pytest", "hypothesis", "psutil"),
@@ -40,7 +41,7 @@ class Verdict(NamedTuple):
     """The result of the tests on one mutant.
 
     Attributes:
-      killer: the first test that failed, "time" after a timeout, None if all passed.
+      killer: the first test that failed; "time" after a timeout; None if all passed.
       seconds: wall-clock time.
     """
 
@@ -49,13 +50,13 @@ class Verdict(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A module whose text is replaced, and the tests to run on it.
+    """A module whose source is replaced, and the tests to run on it.
 
     Attributes:
       module: dotted name.
-      source: its text.
-      tests: files of tests, from the repository's root.
-      timeout: seconds after which the tests are ended, which counts as killed.
+      source: the source to use instead.
+      tests: test files, relative to the repository's root.
+      timeout: seconds after which the tests are ended; the mutant then counts as killed.
     """
 
     module: str
@@ -65,7 +66,7 @@ class Attempt(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Mutants of one module: killed, survived, and of the survivors those that nobody listed."""
+    """Numbers of a module's mutants: killed, survived, and survivors not in `survivors.toml`."""
 
     killed: int
     survived: int
@@ -86,9 +87,9 @@ class _Finder:
 
 
 def verdict(attempt: Attempt) -> Verdict:
-    """Runs tests on a module whose text is replaced, in a fork.
+    """Runs tests in a fork, on a module whose source is replaced.
 
-    The text is written to a file, because AutoGraph compiles from the source file of a function.
+    The source is written to a file, because AutoGraph reads a function's source from its file.
 
     Raises:
       RuntimeError: if pytest could not run the tests.
@@ -106,7 +107,7 @@ def verdict(attempt: Attempt) -> Verdict:
                 os._exit(status)
         try:
             status = _wait(child, started + attempt.timeout)
-        finally:  # Ends all that the tests have started, too.
+        finally:  # Also ends all processes that the tests have started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
         if status is None:
@@ -123,7 +124,7 @@ def verdict(attempt: Attempt) -> Verdict:
 
 
 def _wait(child: int, deadline: float) -> int | None:
-    """The exit status of a child; None if it still runs at the deadline."""
+    """Returns the exit status of a child; None if it is still running at the deadline."""
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -149,7 +150,7 @@ def _file_of(module: str) -> Path:
 
 
 def _chosen(module: str) -> list[Mutant]:
-    """Those of `chosen.toml`: faults that a person wrote."""
+    """Returns a module's mutants from `chosen.toml`, whose faults are written by hand."""
     source, found = _file_of(module).read_text(), []
     for entry in tomllib.loads((HERE / "chosen.toml").read_text())["mutants"]:
         if entry["module"] != module:
@@ -190,16 +191,16 @@ def _preload() -> None:
 
 
 def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], jobs: int) -> None:
-    """Runs mutants, and prints their table and a summary.
+    """Tests mutants, and prints a table of verdicts and a summary.
 
     Args:
-      selected: mutants by module.
-      tests: files of tests by module.
-      jobs: mutants that run at a time.
+      selected: the mutants of each module.
+      tests: the test files of each module.
+      jobs: number of mutants that run at a time.
 
     Raises:
-      SystemExit: if the tests of a module fail without any fault, or a mutant survives that
-        `survivors.toml` does not list.
+      SystemExit: always: with a message if a module's tests fail without any fault, else with
+        status 1 if a mutant survives that `survivors.toml` does not list, and 0 otherwise.
     """
     known = tomllib.loads((HERE / "survivors.toml").read_text())
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
@@ -219,8 +220,8 @@ def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], job
             )
             for module, found in selected.items()
         }
-        # Not by the signal that the end of `with` sends: a worker that is about to wait for its
-        # next task would handle it after the wait, that is never.
+        # Do not rely on the SIGTERM that the end of `with` sends: a worker that is about to wait
+        # for its next task would handle the signal only after the wait, which never ends.
         pool.close()
         pool.join()
     print("\n| Module | Killed | Survived |\n| --- | --- | --- |")

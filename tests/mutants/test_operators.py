@@ -1,4 +1,4 @@
-"""The mutants of a small function, by hand."""
+"""The mutants of small functions, listed by hand."""
 
 from tests.mutants.operators import mutants
 

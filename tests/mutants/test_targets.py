@@ -1,4 +1,4 @@
-"""The lists of the mutants name what there is: modules, their tests, faults."""
+"""The mutants' TOML files only name modules, tests and source texts that exist."""
 
 import tomllib
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_what_is_listed_is_there():
 
 
 def test_every_chosen_fault_has_its_place():
-    """One that has none would end `make mutants MUTANTS=--chosen`."""
+    """A fault whose text is missing would make `make mutants MUTANTS=--chosen` fail."""
     for entry in read("chosen.toml")["mutants"]:
         text = (ROOT / f"{entry['module'].replace('.', '/')}.py").read_text()
         assert text.count(entry["before"].strip("\n")) == 1, entry["name"]
