@@ -1,8 +1,8 @@
-"""A chief, a worker or a parameter server of the tests.
+"""A chief, a worker or a parameter server for test_asynchronous.py.
 
-`asynchronous_program.py REPORT TIMEOUT NAMES...`: the chief runs the functions that are named, and
-reports for each what went wrong. TIMEOUT is `worker_timeout`. REPORT.pids holds the process ids of
-the others by their task, such as "worker 1".
+`asynchronous_program.py REPORT TIMEOUT NAMES...`: the chief runs the named functions and writes to
+REPORT, for each, what went wrong. TIMEOUT is `worker_timeout`. REPORT.pids maps the tasks of the
+other processes, such as "worker 1", to their process ids.
 """
 
 import json
@@ -45,7 +45,7 @@ def set_bound(replicator, max_staleness):
 
 
 def numbers(count):
-    """`count` numbers, of which each worker has its share."""
+    """Returns an input function for 0 to `count` - 1, sharded over the workers."""
     return lambda context: context.shard(tf.data.Dataset.range(count))
 
 
@@ -72,7 +72,7 @@ def make_learner(replicator, optimizer_class=rr.optimizers.Adam):
 
 
 def pause(seconds):
-    """Takes so long inside a graph, on the worker, and computes nothing."""
+    """Sleeps for a number of seconds on the worker, inside the graph."""
     one = tf.data.Dataset.range(1)
     form = {"output_types": [tf.int64], "output_shapes": [[]]}
     late = tf.raw_ops.SleepDataset(
@@ -101,12 +101,12 @@ def elements_of_all_workers_are_used_once(replicator):
         data = numbers(count)
         inputs = replicator.make_inputs(lambda context, data=data: data(context).map(with_nothing))
         step = replicator.replicate(step_fn, inputs, steps_per_call)
-        for _ in range(2):  # Again after a restart.
+        for _ in range(2):  # The second pass follows a restart.
             seen = []
             with pytest.raises(rr.EndOfData):
                 while True:
                     outputs = replicator.gather(step())
-                    size = min(steps_per_call or 1, count - len(seen))  # What is left at the end.
+                    size = min(steps_per_call or 1, count - len(seen))  # The last is shorter.
                     assert outputs["i"].shape == ((1,) if steps_per_call is None else (1, size))
                     assert outputs["nothing"] is None
                     i = outputs["i"].ravel()
@@ -116,7 +116,7 @@ def elements_of_all_workers_are_used_once(replicator):
                     seen.extend(i.tolist())
             with pytest.raises(rr.EndOfData):
                 step()
-            # In no order that is promised: results arrive as the workers' calls finish.
+            # The order is not guaranteed: results arrive as the workers' calls finish.
             assert sorted(seen) == list(range(count))
             assert inputs.position == count
             inputs.restart()
@@ -135,14 +135,14 @@ def one_call_after_the_other_equals_one_device(replicator):
 
 
 def a_call_takes_no_more_steps_than_asked(replicator):
-    """Workers end their calls early if data comes late; other steps may want the next elements."""
+    """Workers end calls early if data arrives late; other steps may need the next elements."""
     set_bound(replicator, 0)
 
     def late(x):
         with tf.control_dependencies([pause(0.4)]):
             return tf.identity(x)
 
-    def input_fn(context):  # Of unknown length.
+    def input_fn(context):  # The dataset's length is unknown.
         return tf.data.Dataset.range(20).filter(lambda x: x >= 0).map(late)
 
     inputs = replicator.make_inputs(input_fn)
@@ -169,7 +169,7 @@ def an_mlp_learns(replicator):
         last = replicator.reduce("mean", step()).mean()
     replicator.synchronize()
     found = step.staleness()
-    # Workers run ahead, by two calls each.
+    # Each worker runs up to two calls ahead.
     assert 620 <= found.steps <= 620 + 4 * 20 and found.steps % 20 == 0
     assert 0 < found.mean <= found.max <= 80
     assert last < 0.05 * first, (first, last)
@@ -181,7 +181,7 @@ def an_mlp_learns(replicator):
 
 
 def staleness_is_bounded_with_a_slow_worker(replicator):
-    """Worker 0 takes long between its reading and its update; the other does not wait for it."""
+    """Worker 0 takes long between its read and its update; the other does not wait for it."""
     with replicator.scope():
         variable = tf.Variable(0.0)
 
@@ -202,7 +202,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
         long = 0.4 if bound is None else 0.2
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
         workers = []
-        # How many steps one worker takes during one of the other, depends on the load.
+        # How many steps one worker takes during one step of the other depends on the load.
         deadline = time.monotonic() + 60
         while min(workers.count(0), workers.count(1)) < 4 or (
             bound is None and step.staleness().max <= 6 and time.monotonic() < deadline
@@ -244,18 +244,18 @@ def two_steps_share_one_input(replicator):
         while True:
             seen.append(plus().numpy())
             seen.extend(minus.begin().result().numpy())
-    with pytest.raises(rr.EndOfData):  # The other one has results left.
+    with pytest.raises(rr.EndOfData):  # The other step has results left.
         while True:
             seen.append(plus().numpy())
     with pytest.raises(rr.EndOfData):
         while True:
             seen.extend(minus().numpy())
-    # But for steps of the second that make no whole call.
+    # Only steps of `minus` that do not fill a call are missing.
     assert len(set(np.abs(seen))) == len(seen) >= 39 and inputs.position == 40
 
 
 def a_restart_begins_a_whole_pass(replicator):
-    """Also while calls of the pass before still run, which count their rows and may fail."""
+    """Also while calls of the previous pass still run, which count their rows and may fail."""
     with replicator.scope():
         bad = tf.Variable(0.0)
 
@@ -294,7 +294,7 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
         count = tf.Variable(0)
 
         def is_there():
-            # The clock keeps TensorFlow from taking the first answer for all.
+            # The clock keeps TensorFlow from folding the first answer into a constant.
             suffix = tf.where(tf.timestamp() > 0.0, "", "never")
             return tf.size(tf.io.matching_files(tf.strings.join([str(flag), suffix]))) > 0
 
@@ -327,7 +327,7 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
             step()
         assert time.monotonic() - cancelled_at[0] < 30
         begun = time.monotonic()
-        replicator.synchronize()  # It does not wait for the data.
+        replicator.synchronize()  # It must not wait for the data.
         assert time.monotonic() - begun < 30 and count.numpy() == 4
         flag.touch()
         seen = np.concatenate([step()[0].numpy() for _ in range(4)])
@@ -457,7 +457,7 @@ def layers_and_slots_of_the_first_step_are_on_the_servers(replicator):
 
 
 def slots_are_on_the_server_of_their_parameter(replicator):
-    """Or the fused update of a parameter cannot be placed on any server."""
+    """Otherwise the fused update of a parameter could not be placed on any server."""
     for build, optimizer_class in ((False, rr.optimizers.Adam), (True, tf.keras.optimizers.Adam)):
         with replicator.scope():
             # Each variable goes to the server with the fewest bytes.
@@ -497,7 +497,8 @@ def checkpoints_go_from_and_to_one_device(replicator):
                 if call == 2:
                     checkpointer.save(call, saved["parts"])
                     values = [v.numpy() for v in saved["variables"]]
-                    # What runs ahead of the caller is in the weights and in the position alike.
+                    # Both the weights and the position include the steps that ran ahead of the
+                    # caller.
                     assert saved["count"].numpy() == saved["inputs"].position >= 9
             restored = make_saved(other)
             checkpointer.restore(restored["parts"])
@@ -510,7 +511,7 @@ def checkpoints_go_from_and_to_one_device(replicator):
 
 
 class Counting(tiny_learners.Regression):
-    """Counts its steps in a variable; each takes a while, so that some run when it is saved."""
+    """Counts its steps in a variable; each takes a while, so that some run during a save."""
 
     def __init__(self, replicator, config):
         super().__init__(replicator, config)
@@ -531,7 +532,7 @@ class Counting(tiny_learners.Regression):
 
 
 def a_checkpoint_of_a_run_is_a_snapshot(replicator):
-    """The steps that it counts are those that are in its variables."""
+    """Its step count equals the number of steps in its variables."""
     with tempfile.TemporaryDirectory() as folder:
         learner = Counting(replicator, tiny_learners.Config())
         training = Training(
@@ -580,7 +581,7 @@ def a_killed_worker_comes_back(replicator):
         return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
 
     step = replicator.replicate(step_fn, replicator.make_inputs(input_fn))
-    while step().numpy() != 1:  # It works.
+    while step().numpy() != 1:  # Until worker 1 has taken a step.
         pass
     kill("worker 1", signal.SIGKILL)
     killed = time.monotonic()
@@ -605,12 +606,12 @@ def start_worker_again():
 
 
 def an_evaluation_counts_once_what_a_killed_worker_has_read(replicator):
-    """Whether its data is of a known length, and is continued, or of an unknown one, and is not."""
+    """With data of known length, which is resumed, and of unknown length, which is not."""
     with replicator.scope():
         count, reached = (tf.Variable(0, dtype=tf.int64) for _ in range(2))
 
     def sums_fn(batch, mask):
-        # Worker 1 has the odd numbers. At its first 9 it waits to be killed within the step.
+        # Worker 1 has the odd numbers. At the first 9, it waits within the step to be killed.
         is_nine = tf.reduce_any(batch == 9)
         with tf.control_dependencies([count.assign_add(1)]):
             times = reached.assign_add(tf.cast(is_nine, tf.int64)).read_value()
@@ -638,7 +639,7 @@ def an_evaluation_counts_once_what_a_killed_worker_has_read(replicator):
 
 
 def a_killed_chief_finds_its_servers_again(replicator):
-    """Taken twice: the first chief dies."""
+    """Runs twice: the first chief is killed."""
     model, optimizer, step_fn = make_learner(replicator)
     before = [variable.numpy() for variable in model.trainable_variables]
     step = replicator.replicate(step_fn, replicator.make_inputs(the_same_batch), 5)
@@ -650,7 +651,7 @@ def a_killed_chief_finds_its_servers_again(replicator):
     if not was_here.exists():
         np.savez(was_here.open("wb"), *before)
         os.kill(os.getpid(), signal.SIGKILL)
-    with np.load(was_here) as first:  # Nothing of the first chief's is in these variables.
+    with np.load(was_here) as first:  # The first chief's training left no trace in these variables.
         for name, value in zip(first.files, before, strict=True):
             np.testing.assert_array_equal(first[name], value)
 
@@ -660,7 +661,7 @@ def a_killed_server(replicator):
     step()
     kill("ps 0", signal.SIGKILL)
     expect_loss(step, r"ps 0 \(127.0.0.1:\d+\) is (gone|cut off).* from its last checkpoint", 60)
-    deadline = time.monotonic() + 20  # Whether calls are still open or not:
+    deadline = time.monotonic() + 20  # Whether or not calls are still open:
     while replicator._schedule._bound.num_open and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(rr.WorkerLost):
@@ -694,7 +695,7 @@ def kill(task, number):
 
 
 def act_as_on_several_machines():
-    """Makes a server do what it does if its chief has a supervisor elsewhere."""
+    """Makes a server behave as if its chief ran on another machine."""
     confine = ports.confine_if_local
     ports.confine_if_local = lambda *addresses: confine(*addresses) and False
 

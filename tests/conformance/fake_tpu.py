@@ -1,4 +1,4 @@
-"""A TPU that is not there, for tests of what a step is traced to."""
+"""A fake TPU, for tests of the graph that a step is traced to."""
 
 import collections
 
@@ -9,7 +9,7 @@ CORES = 4
 
 
 class FakeTPU(tf.distribute.cluster_resolver.TPUClusterResolver):
-    """Describes TPU cores that are not there: enough to trace for, not to run on."""
+    """Describes TPU cores that do not exist: enough to trace for, but not to run on."""
 
     def __init__(self):
         super().__init__("local")
@@ -26,7 +26,7 @@ class FakeTPU(tf.distribute.cluster_resolver.TPUClusterResolver):
 
 
 def operations(step):
-    """How many operations of each type a step consists of, loops and all."""
+    """Returns the number of operations of each type in a step's graph and its functions."""
     definition = step._compiled.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return collections.Counter(node.op for node in nodes)

@@ -2,8 +2,8 @@
 
     python -m tests.conformance.learners_program --replicas multi_worker --data DIR --out DIR
 
-Writes a checkpoint for each learner to OUT/<learner>/end (and what it began with to .../start), and
-the figures of its evaluation, if it has one, to OUT/<learner>/figures.json.
+Writes each learner's initial checkpoint to OUT/<learner>/start, its final one to OUT/<learner>/end,
+and the figures of its evaluation, if it has one, to OUT/<learner>/figures.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents import fixed_samples
 from tests.rl_replicator.learners import image_files
 
-# Two stages, because tracing takes most of the time here.
+# A depth with only two stages, because tracing takes most of the time here.
 _DEPTH = 6
 _BATCH = 16
 _STEPS = 4
@@ -119,7 +119,7 @@ def save(replicator, folder, trackables):
 
 
 def run(replicator, data, out):
-    """Trains all learners, one after the other; a refusal is written to OUT/<learner>/refusal."""
+    """Trains all learners in turn; writes a refusal (ConfigError) to OUT/<learner>/refusal."""
     for name in ("d4pg", *LEARNERS):
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
-    # As the fixture `plain_graphs` of the tests.
+    # Same as the tests' fixture `plain_graphs`.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     run(rr.make(options.replicas), options.data, options.out)
 

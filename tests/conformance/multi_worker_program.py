@@ -1,9 +1,9 @@
-"""What one worker of a group runs for test_multi_worker.py: behaviours, one after the other.
+"""Runs behaviours one after another, as one worker of a group, for test_multi_worker.py.
 
     TF_CONFIG=... python -m tests.conformance.multi_worker_program REPORT NAME [NAME ...]
 
-Every worker writes to REPORT.<its index>, as JSON, what each named behaviour came to (None, or the
-traceback of its failure), and what else there is to tell.
+Every worker writes to REPORT.<its index>, as JSON, the result of each named behaviour (None, or the
+traceback of its failure) and further details.
 """
 
 import faulthandler
@@ -32,17 +32,17 @@ from rl_replicator.runs.run_directory import RunDirectory
 from tests.conformance import regression
 from tests.rl_replicator.learners import tiny_learners
 
-faulthandler.dump_traceback_later(270)  # What it hangs in, if it hangs.
+faulthandler.dump_traceback_later(270)  # Shows where it hangs, if it does.
 GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
-# Those under test are short, the others long enough for a machine that is busy.
+# Timeouts under test are short; the others are long enough for a busy machine.
 TIMEOUTS = {"start_timeout": 100, "peer_timeout": 30, "call_timeout": 60}
-# After which a worker counts as frozen where one is.
+# The peer timeout in `a_frozen_worker`.
 SECONDS_TO_FREEZE = 5
 TIMEOUTS.update(json.loads(os.environ.get("TIMEOUTS", "{}")))
 REPORT = {}
-DETAILS = {}  # What a behaviour has to say besides that it holds.
+DETAILS = {}  # What a behaviour reports beyond success.
 
 
 def batches(context):
@@ -60,7 +60,7 @@ def ones(context):
 
 
 def make_learner(replicator):
-    """A LayerNorm MLP, its optimizer and step function; weights by the strategy's broadcast."""
+    """Returns an MLP, its optimizer and its step function; the chief's initial weights apply."""
     with replicator.scope():
         model = snt.nets.MLP([16, 1], activation=tf.tanh)
         model(tf.zeros([1, FEATURES]))
@@ -70,7 +70,7 @@ def make_learner(replicator):
 
 
 def train(replicator, steps, steps_per_call=None):
-    """Weights and losses after some steps from weights that are the same every time."""
+    """Trains from fixed initial weights; returns the final weights and the losses of all steps."""
     model, _, step_fn = make_learner(replicator)
     regression.set_weights(model)
     step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
@@ -80,7 +80,7 @@ def train(replicator, steps, steps_per_call=None):
 
 
 def equals_one_replica(replicator):
-    # Tracing takes most of the time, so each group goes one way.
+    # Tracing takes most of the time, so each group tests only one way.
     steps_per_call = None if replicator.num_processes == 3 else 5
     DETAILS["trained"] = train(replicator, 20, steps_per_call)
 
@@ -137,7 +137,7 @@ def order_gather_and_reduce(replicator):
 
 def shapes_change_from_step_to_step(replicator):
     n, own = replicator.num_replicas, replicator.process_index
-    lengths = [2, 3, 0, 300, 2, 1]  # Some of a width that a collective had before, some not.
+    lengths = [2, 3, 0, 300, 2, 1]  # Some sizes are new to a collective, others not.
 
     def input_fn(context):
         return tf.data.Dataset.from_tensor_slices(lengths)
@@ -209,7 +209,7 @@ def two_steps_share_one_input(replicator):
     minus = replicator.replicate(lambda x: -x, inputs, steps_per_call=2)
     assert replicator.gather(plus()).tolist() == list(range(n))
     assert replicator.reduce("min", minus()).tolist() == [1 - 2 * n, 1 - 3 * n]
-    future = plus.begin()  # And in the background.
+    future = plus.begin()  # Also in the background.
     assert replicator.reduce("max", future.result()) == 4 * n - 1
     assert inputs.position == 4
 
@@ -310,7 +310,7 @@ def a_cancel_in_one_process_cancels_the_step_of_all(replicator):
     release.set()
     assert count.numpy() == 2 and inputs.position == 2
     elements, counts = replicator.gather(step())
-    # No process has lost the row that it had taken when the step was cancelled.
+    # No process has lost the row that it had read when the step was cancelled.
     assert elements.tolist() == [[2, 3, 4]] * replicator.num_replicas
     assert counts.tolist() == [[3, 4, 5]] * replicator.num_replicas
     assert inputs.position == 5
@@ -416,7 +416,7 @@ def different_variables_are_refused(replicator):
 
 
 def exchanges_leave_nothing_behind(replicator):
-    """Of all sizes: a short message is one collective, a longer one is two."""
+    """For messages of all sizes: a short one takes one collective, a longer one two."""
     replicator.reduce("sum", tf.zeros([300]))
     before = num_threads()
     for i in range(300):
@@ -442,13 +442,13 @@ def training_rarely_waits_for_other_processes(replicator):
     seconds = time.monotonic() - begun
     replicator._group.exchange = exchange
     assert num_threads() < before + 50, (before, num_threads())
-    # Until it knows how long a call takes, it asks after 1, 2, 4, 8, ... calls.
+    # Until it has measured how long a call takes, it exchanges after 1, 2, 4, 8, ... calls.
     assert len(exchanges) < 20 + 2 * seconds, (len(exchanges), seconds)
     assert exchanges
 
 
 def a_keras_learner_is_evaluated(replicator):
-    """The states of its metrics differ between processes, which is what they are for."""
+    """The states of its metrics differ between processes by design."""
     config = keras_learner.Config(steps=4, evaluate_every=2, units=2)
     learner = keras_learner.make_learner(replicator, config)
     folder = pathlib.Path(sys.argv[1]).with_name("keras")
@@ -471,7 +471,7 @@ def num_threads():
     return len(os.listdir("/proc/self/task"))
 
 
-# Behaviours after which a group is over. DETAILS["at"] is by the clock that all processes share.
+# Behaviours that end a group. DETAILS["at"] is the time by the clock that all processes share.
 
 
 def expect_loss(function, match):
@@ -484,7 +484,7 @@ def expect_loss(function, match):
 
 
 def a_killed_worker(replicator):
-    """The others wait for it in a step, for their own data, or in a gather."""
+    """One waits for its own data, one for the killed worker in a step, one in a gather."""
     last = replicator.num_processes - 1
     never = threading.Event()
 
@@ -492,7 +492,7 @@ def a_killed_worker(replicator):
         never.wait(60)
         yield 1.0
 
-    # Of another shape in every step, so that the collective to be lost is a new one.
+    # Every step has another shape, so that the lost collective is a new one.
     step = replicator.replicate(
         lambda x: tf.size(rr.collectives.all_sum(tf.zeros([2**x]))),
         replicator.make_inputs(lambda context: tf.data.Dataset.range(20)),
@@ -513,7 +513,7 @@ def a_killed_worker(replicator):
         leave("a_killed_worker", lambda: os.kill(os.getpid(), signal.SIGKILL))
     function = [waiting, step, lambda: replicator.gather(tf.zeros([]))][replicator.process_index]
     if replicator.process_index == 0:
-        waiting._is_checked = True  # Or else it would wait for the others there.
+        waiting._is_checked = True  # Else it would wait for the others in its first check.
     expect_loss(function, rf"worker {last} \(127.0.0.1:\d+\) is gone: .* restart the whole group")
 
 
@@ -560,7 +560,7 @@ def an_error_in_the_step_of_one(replicator):
     if replicator.process_index == 1:
         with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
             step()
-        wait_for_report(0)  # It does not have to end for the others to hear of it.
+        wait_for_report(0)  # The others learn of it before this process ends.
         return
     begun = time.monotonic()
     match = r"^the step failed in worker 1 \(127.0.0.1:\d+\): .*not finite.*; see its output$"
@@ -575,7 +575,7 @@ def a_call_that_one_does_not_make(replicator):
         wait_for(gave_up)
         with pytest.raises(errors.StepFailed, match="worker 0 .* has waited 2 s .* and gave up"):
             replicator.reduce("mean", tf.zeros([]))
-        # SIGTERM works as in any Python program.
+        # SIGTERM ends it as it ends any Python program.
         leave("a_call_that_one_does_not_make", lambda: os.kill(os.getpid(), signal.SIGTERM))
         time.sleep(60)
     begun = time.time()
@@ -585,7 +585,7 @@ def a_call_that_one_does_not_make(replicator):
         replicator.reduce("mean", tf.zeros([]))
     DETAILS["seconds"] = time.time() - begun
     gave_up.touch()
-    wait_for_report(1)  # If this process ended first, the other would find it gone.
+    wait_for_report(1)  # If this process ended first, the other would report it as gone.
 
 
 def different_steps(replicator):
@@ -602,7 +602,7 @@ def wait_for_report(index):
 
 
 def meet(replicator, name):
-    """Waits until all processes have come here, without any exchange.
+    """Waits until all processes have reached this point, without an exchange.
 
     A step may end in one process while another one still reads from it.
     """
@@ -613,14 +613,14 @@ def meet(replicator, name):
 
 
 def wait_for(path):
-    """Waits for a file, at most a minute."""
+    """Waits for a file, for at most a minute."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def leave(name, how):
-    """Ends this process in the middle of a behaviour, which has held until here."""
+    """Ends this process in the middle of a behaviour, which counts as passed."""
     REPORT[name] = None
     write_report()
     how()
@@ -632,7 +632,7 @@ def write_report():
 
 
 def refuse_exchanges(patch):
-    """A single process has nobody to wait for: no behaviour may send a message."""
+    """Makes exchanges fail: a single process has no peers, so no behaviour may send a message."""
 
     def refuse(*args):
         raise AssertionError("one process exchanges messages")

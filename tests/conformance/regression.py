@@ -1,18 +1,18 @@
-"""What the replicators under test learn: the sum of the features."""
+"""The regression that replicators under test train on: the target is the sum of the features."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def set_weights(model):
-    """Gives a model weights that are the same every time."""
+    """Sets a model's trainable variables to fixed random values."""
     rng = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(rng.normal(size=variable.shape).astype(np.float32))
 
 
 def make_step_fn(model, optimizer):
-    """One step of gradient descent on the squared error: [B, features] -> loss."""
+    """Returns a step function of one optimizer step on the squared error: [B, features] -> loss."""
 
     def step_fn(x):
         with tf.GradientTape() as tape:

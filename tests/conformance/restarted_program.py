@@ -1,8 +1,9 @@
-"""A training that one of its workers is killed out of, once. For test_multi_worker.py.
+"""A training run in which one worker is killed once, for test_multi_worker.py.
 
     python -m rl_replicator.jobs --workers 2 -- python -m ...restarted_program DIR
 
-Writes DIR/killed and DIR/resumed, each with the time of the event, and the final weights.
+Writes DIR/killed and DIR/resumed, each with the time of the event, and DIR/weights, the final
+weights.
 """
 
 import json
@@ -44,7 +45,7 @@ def main():
             (folder / "resumed").write_text(str(time.time()))
         if replicator.is_chief:
             checkpointer.save(inputs.position, learner)
-        replicator.reduce("mean", 0.0)  # Nobody goes on before the checkpoint is written.
+        replicator.reduce("mean", 0.0)  # All wait until the checkpoint is written.
         if resumed is None and inputs.position == KILLED_AT and not replicator.is_chief:
             (folder / "killed").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)

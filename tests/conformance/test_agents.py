@@ -1,4 +1,4 @@
-"""What every registered agent must do, from state and from pixels.
+"""Conformance tests of all registered agents, on states and on pixels.
 
 A new agent is tested as soon as `pyproject.toml` registers it.
 """
@@ -33,12 +33,12 @@ from rl_replicator.errors import StepCancelled
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 ROOT = Path(__file__).parents[2]
 SIZE, BATCH, STEPS = 24, 16, 6
-NUM_ROWS = 1000  # That an agent learns from.
+NUM_ROWS = 1000  # Transitions that an agent learns from.
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
 
 
 def registered():
-    """The agents' commands, as pyproject.toml registers them."""
+    """Yields the agents' commands that pyproject.toml registers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for path in project["entry-points"]["rl_replicator.trainables"].values():
         module, _, name = path.partition(":")
@@ -59,7 +59,7 @@ PIXELS = STATE._replace(
 
 
 def small_config(kind, **changes):
-    """A small config of an agent, with all of its randomness left on."""
+    """Returns a small config of an agent that keeps all of its randomness."""
     config = kind()
     replay = dataclasses.replace(config.replay, min_size=200, samples_per_insert=32.0)
     settings = {
@@ -84,7 +84,7 @@ def small_agent(name, source):
 
 
 def make_samples(agent, count):
-    """Fixed transitions as one `Sample` of [count, ...], as the replay gives them."""
+    """Returns fixed transitions as one `Sample` of [count, ...], as the replay returns them."""
     random = np.random.default_rng(3)
 
     def observations():
@@ -108,7 +108,7 @@ def make_samples(agent, count):
 
 
 def make_module(agent, replicator, seed=5):
-    tf.random.set_seed(3)  # Of the run, from which noise and shifts follow.
+    tf.random.set_seed(3)  # The run's seed, which determines noise and shifts.
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)
     random = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def train(agent, replicator_name):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_two_replicas_train_as_one_does(name):
-    """Noise, shifts and delayed updates included; each agent's test_reference.py has states."""
+    """Including noise, shifts and delayed updates; each agent's test_reference.py covers states."""
     agent = small_agent(name, "pixels")
     one, two = train(agent, "single_device"), train(agent, "multi_device:2")
     assert len(one) == len(two) > 10
@@ -149,7 +149,7 @@ def test_two_replicas_train_as_one_does(name):
 @pytest.mark.parametrize("source", ["state", "pixels"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_mesh_trains_as_one_device_does(name, source, monkeypatch):
-    """But for the noise, which DTensor draws by itself on each device: all noise is 0.3 here."""
+    """Except for the noise, which DTensor draws separately on each device: here it is all 0.3."""
     monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
     agent = small_agent(name, source)
     one, mesh = train(agent, "single_device"), train(agent, "mesh:data=2")
@@ -178,7 +178,7 @@ def test_a_restored_learner_goes_on_as_the_saved_one(name, source, tmp_path):
 
 
 class Recorder:
-    """Passes everything on to an environment, and keeps the actions."""
+    """Delegates everything to an environment, and records the actions."""
 
     def __init__(self, environment):
         self._environment = environment
@@ -209,7 +209,7 @@ def trained(name):
         critic_layers=(32, 32),
         policy_learning_rate=3e-3,
         critic_learning_rate=3e-3,
-        # Few large steps: the same transitions cost a quarter of the time.
+        # Few large batches: the same number of samples takes a quarter of the time.
         global_batch_size=2 * BATCH,
         steps_per_call=10,
     )

@@ -19,7 +19,7 @@ from rl_replicator.processes import ports
 from tests.suite import forked
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
-# Four processes that import TensorFlow: a busy machine takes long for it.
+# Four processes import TensorFlow, which takes long on a busy machine.
 pytestmark = pytest.mark.timeout(300)
 CONTRACT = (
     "elements_of_all_workers_are_used_once",
@@ -46,14 +46,14 @@ CONTRACT = (
 
 
 def make_cluster(workers, servers):
-    """Returns addresses, and what reserves them until it is deleted."""
+    """Returns addresses by kind of task, and an object that reserves them until it is deleted."""
     reserved = local_job.Ports(1 + workers + servers)
     chief, *others = reserved.addresses
     return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}, reserved
 
 
 def listen(address):
-    """Returns a socket that listens at a reserved address."""
+    """Returns a socket that listens on a reserved address."""
     host, port = address.split(":")
     listener = ports.reserve(host, int(port))
     listener.listen(64)
@@ -61,9 +61,9 @@ def listen(address):
 
 
 class Job:
-    """The processes of one cluster, from the entering of the context to its end.
+    """The processes of one cluster, which are killed at the end of the context.
 
-    On a busy machine, a worker that is started again takes a minute.
+    `worker_timeout` is long because a restarted worker takes a minute on a busy machine.
     """
 
     def __init__(self, folder, workers, servers, names, worker_timeout=120):
@@ -90,12 +90,12 @@ class Job:
         )
 
     def results(self, timeout):
-        """What went wrong by the behaviours' names, and the details that the chief noted."""
+        """Returns each behaviour's traceback or None, by name, and the details the chief noted."""
         assert self.processes["chief 0"].wait(timeout) == 0
         return json.loads(self.report.read_text())
 
     def statuses(self, timeout):
-        """With which status each of the others has ended."""
+        """Returns the exit status of every task."""
         deadline = time.monotonic() + timeout
         return {
             task: process.wait(max(0.1, deadline - time.monotonic()))
@@ -113,7 +113,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def contract(tmp_path_factory):
-    """One cluster for all of the contract, ended by the loss of its parameter server."""
+    """Runs the whole contract on one cluster, which ends with the loss of its parameter server."""
     with Job(tmp_path_factory.mktemp("contract"), 2, 1, CONTRACT) as job:
         report, details = job.results(240)
         yield report, details, job.statuses(30)
@@ -152,7 +152,7 @@ def test_on_several_machines_a_chief_that_is_started_again_finds_its_servers(tmp
     name = "a_killed_chief_finds_its_servers_again"
     with Job(tmp_path, 1, 1, [name]) as job:
         assert job.processes["chief 0"].wait(240) == -signal.SIGKILL
-        time.sleep(2 * serving._INTERVAL * serving._REFUSALS)  # The servers miss it.
+        time.sleep(2 * serving._INTERVAL * serving._REFUSALS)  # The servers notice that it is gone.
         job._start("chief", 0)
         report, _ = job.results(240)
         assert report == {name: None}, report
@@ -178,7 +178,7 @@ def test_a_worker_that_never_starts_is_named():
 
 
 def test_workers_that_are_all_gone_are_named(monkeypatch):
-    monkeypatch.setattr(watch, "_ask", set)  # The parameter server answers at once.
+    monkeypatch.setattr(watch, "_ask", set)  # The parameter server answers immediately.
     addresses, _reserved = make_cluster(2, 1)
     tasks = watch.Watch(rr.Cluster(addresses, "chief", 0), worker_timeout=1.5)
     with listen(addresses["ps"][0]):
@@ -194,7 +194,7 @@ def test_workers_that_are_all_gone_are_named(monkeypatch):
 
 @pytest.fixture
 def deaf(monkeypatch):
-    """A Watch whose worker listens and answers nothing; silence is noticed after 2 seconds."""
+    """A Watch whose worker listens but never answers; it notices the silence after 2 seconds."""
     asked = []
     monkeypatch.setattr(watch, "_ask", lambda tasks: asked.append(tasks) or {("ps", 0)})
     cluster, _reserved = make_cluster(1, 1)
@@ -225,7 +225,7 @@ def test_a_task_that_answers_nothing_is_named_after_the_timeout(deaf):
     ],
 )
 def test_only_a_lost_server_is_blamed(deaf, error, text, is_loss):
-    """The error of a step names the server too, if the server waited for its results."""
+    """A step's own error also names the server if the server was waiting for the step's results."""
     place = "Additional GRPC error information from remote target /job:ps/replica:0/task:0/device:"
     loss = deaf[0].blame(error(None, None, f"2 root error(s) found. (0) {text} {place}CPU:0"))
     assert (loss is not None) == is_loss
@@ -275,10 +275,13 @@ def test_misuse_has_one_line(monkeypatch):
 
 
 def run_simulated(bound, durations, calls, updates=1):
-    """Calls that take `durations` in turn, begun as soon as admitted; returns each one's staleness.
+    """Simulates calls that take `durations` in turn and begin as soon as they are admitted.
 
-    The worst case is taken: every update of a call comes between any step's reading and update if
-    both calls are open together.
+    Assumes the worst case: if two calls are open at the same time, every update of one falls
+    between the read and the update of any step of the other.
+
+    Returns:
+      The staleness of each call, and the largest number of calls that were open at a time.
     """
     now, begun, running, met, most = 0.0, 0, {}, {}, 0
     while begun < calls or running:

@@ -1,8 +1,8 @@
-"""The same mathematics everywhere: every backend against one device with the global batch.
+"""Every backend computes the same as one device with the global batch.
 
-The table it prints (`pytest -s`) is the largest relative difference of any variable after 100 steps
-of Adam. Asynchronous servers are held against it with a single worker and no staleness, where they
-must do the same; with more workers they do other sums, see test_asynchronous.py.
+The printed table (`pytest -s`) has the largest relative difference of any variable after 100 steps
+of Adam. Asynchronous training is compared with a single worker and no staleness, where it must do
+the same; with more workers it computes different sums, see test_asynchronous.py.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ REFERENCE = "single_device"
 # The first layer of the MLP is split over `model` by columns, the second by rows.
 SPLIT = "mesh:data=2,model=2@first/w=none,model@first/b=model@mlp/second/w=model,none"
 TEXTS = {"mesh split over model": SPLIT}
-# Other numbers of replicas are in test_replicators.py, test_mesh.py and test_multi_worker.py.
+# test_replicators.py, test_mesh.py and test_multi_worker.py test other numbers of replicas.
 IN_PROCESS = ("single_device", "single_device:xla", "multi_device:2", "mesh split over model")
 # Arguments of the supervisor.
 GROUPS = {
@@ -45,7 +45,7 @@ pytestmark = [
 
 
 class Runs:
-    """Trains under each replicator when it is first asked for."""
+    """Trains under each replicator when its results are first requested."""
 
     def __init__(self, root):
         self._root = root
@@ -75,7 +75,7 @@ class Runs:
         return self.folder(name)
 
     def _run_groups(self):
-        """Runs the groups at one time, because each restores what the others saved."""
+        """Runs the groups concurrently, because each restores what the others saved."""
         if self._have_groups_run:
             return
         self._have_groups_run = True
@@ -116,14 +116,14 @@ def runs(tmp_path_factory):
 
 
 def difference(got, want):
-    """Largest absolute difference of a variable over its largest value, over all variables."""
+    """Returns the largest difference of any variable, relative to that variable's largest value."""
     with np.load(got) as a, np.load(want) as b:
         assert a.files == b.files and a.files
         return max(np.abs(a[k] - b[k]).max() / np.abs(b[k]).max() for k in b.files)
 
 
 def movement(got, start):
-    """The smallest over all variables of their largest absolute change."""
+    """Returns the smallest, over all floating-point variables, of their largest absolute change."""
     with np.load(got) as a, np.load(start) as b:
         return min(np.abs(a[k] - b[k]).max() for k in b.files if b[k].dtype.kind == "f")
 
@@ -136,8 +136,8 @@ def test_100_steps_equal_one_device(name, runs):
         found = difference(got / file, want / file)
         print(f"\n| {name} | {model} | {found:.1e} |", end="")
         assert found <= 1e-5
-        # An optimizer that does nothing would make all backends equal. 100 steps of Adam move a
-        # weight by up to 0.1; the moving variance of the ConvNet moves by 6e-4.
+        # If the optimizer did nothing, all backends would be equal. 100 steps of Adam change a
+        # weight by up to 0.1; the ConvNet's moving variance changes by 6e-4.
         assert movement(got / file, got / f"{training_program.FIRST}.npz") > 1e-4
 
 

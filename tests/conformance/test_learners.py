@@ -1,7 +1,8 @@
-"""Every learner of the project under every backend: a few steps do what one device does.
+"""Every learner of the project does the same under every backend as on one device.
 
-Held against one device with the global batch: all variables of the checkpoint after the last step
-(weights, statistics, targets, optimizer slots, counters), and the figures of the evaluation.
+Compared with one device that has the global batch, after a few steps: all variables of the
+checkpoint (weights, statistics, targets, optimizer slots, counters), and the figures of the
+evaluation.
 """
 
 import functools
@@ -22,17 +23,17 @@ from tests.rl_replicator.learners import image_files
 from tests.suite import forked
 
 REFERENCE = "single_device"
-# Arguments of the supervisor, for those that take several processes.
+# The supervisor's arguments for backends of several processes.
 GROUPS = {
     "multi_worker": ("--workers", "2"),
     "multi_worker_async:max_staleness=0": ("--workers", "1", "--parameter-servers", "1"),
 }
-# Two replicas in one process are in the tests of each learner.
+# The tests of each learner cover two replicas in one process.
 BACKENDS = ("mesh:data=2", *GROUPS)
 LEARNERS = (*learners_program.LEARNERS, "d4pg")
-# Largest difference, as a share of the norm of the variable; 3e-6 was found on two replicas.
+# Largest difference relative to the variable's norm; 3e-6 was measured with two replicas.
 TOLERANCE = 1e-4
-# What DTensor cannot spread over a mesh is refused by name.
+# The operations that DTensor cannot distribute over a mesh, and that the refusal names.
 REFUSED = {("mesh:data=2", "resnet"): "StridedSlice", ("mesh:data=2", "sngan"): "AvgPoolGrad"}
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A function that trains all learners under a backend, once; returns the folder."""
+    """A function that trains all learners once under a backend and returns the folder."""
     data = image_files.fashion_mnist(tmp_path_factory.mktemp("images"))
 
     @functools.cache
@@ -71,21 +72,21 @@ def trained(tmp_path_factory):
 
 
 def variables(folder):
-    """All variables of the checkpoint in a folder, by name."""
+    """Returns all variables of the checkpoint in a folder, by name."""
     (index,) = folder.glob("*/learner/variables.index")
     reader = tf.train.load_checkpoint(str(index.with_suffix("")))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def difference(got, want):
-    """The norm of the difference, relative to the variable's."""
+    """Returns the norm of the difference, relative to the norm of the wanted value."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-3)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_the_reference_learns(trained, learner):
-    """Otherwise all that follows would hold of learners that do nothing."""
+    """Otherwise the tests below would pass with learners that do nothing."""
     start, end = (variables(trained(REFERENCE) / learner / name) for name in ("start", "end"))
     weights = [name for name in start if name.endswith("w/.ATTRIBUTES/VARIABLE_VALUE")]
     moved = [name for name in weights if difference(end[name], start[name]) > 1e-5]

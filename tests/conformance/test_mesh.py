@@ -1,5 +1,5 @@
-"""What is particular to a mesh: layouts, shared inputs, what it refuses. The rest of the contract
-is held against it in test_replicators.py."""
+"""Behaviour specific to a mesh: layouts, shared inputs, what it refuses. test_replicators.py tests
+the rest of the contract."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,12 @@ from rl_replicator.checkpoints import parts
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH = 16
 IMAGES = np.random.default_rng(0).normal(size=(48, 6, 6, 3)).astype(np.float32)
-# The hidden layer by columns and then by rows, as in Shoeybi et al. 2019 (arXiv:1909.08053).
+# The first layer is split by columns and the second by rows, as in Shoeybi et al. 2019
+# (arXiv:1909.08053).
 LAYOUTS = {
     r"first/w": ("none", "model"),
     r"first/b": ("model",),
-    r"^(mlp|conv_net)/second/w": ("model", "none"),  # Matches no slot: these follow by object.
+    r"^(mlp|conv_net)/second/w": ("model", "none"),  # Slots follow by object, not by name.
 }
 MESH = {"data": 2, "model": 2}
 
@@ -44,11 +45,11 @@ class Mlp(snt.Module):
 
 
 class ConvNet(snt.Module):
-    """Its batch statistics are those of the whole batch."""
+    """A network whose batch statistics are those of the whole batch."""
 
     def __init__(self):
         super().__init__()
-        # A bias would be normalised away: its gradient is noise, which Adam blows up.
+        # Batch norm cancels a bias, so its gradient is noise, which Adam would amplify.
         self.filters = snt.Conv2D(8, 3, with_bias=False, name="filters")
         self.norm = rr.CrossReplicaBatchNorm(True, True)
         self.first = snt.Linear(16, name="first")
@@ -60,7 +61,7 @@ class ConvNet(snt.Module):
 
 
 def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, **options):
-    """Returns the model and the optimizer after `steps` steps; without any, nothing is compiled."""
+    """Returns the model and the optimizer after `steps` steps; compiles nothing if that is 0."""
     with replicator.scope():
         model = model_class()
         optimizer = replicator.wrap_optimizer(optimizer_class(1e-3), **options)
@@ -85,7 +86,7 @@ def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, *
 
 
 def start_of(model):
-    """The initial values of the trainable variables."""
+    """Returns the initial values of the trainable variables."""
     rng = np.random.default_rng(1)
     return [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
 
@@ -103,7 +104,7 @@ def difference(got, want):
 def test_split_layers_equal_one_device(model_class, optimizer_class):
     got, _ = train(rr.MeshReplicator(MESH, LAYOUTS), model_class, 100, optimizer_class)
     want, _ = train(rr.SingleDeviceReplicator(), model_class, 100, optimizer_class)
-    # 100 steps in float32; sums over the batch are taken in another order.
+    # 100 steps in float32; sums over the batch are computed in another order.
     assert difference(got, want) <= 1e-5
 
 
@@ -126,8 +127,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_equals_one_device(name):
-    """One layer is split by columns, the other by rows, and both biases and slots with them."""
-    options = {"max_global_norm": 1.0, "skip_nonfinite": True}  # So the kernels are in a tf.cond.
+    """One layer is split by columns with its bias, the other by rows; slots are split likewise."""
+    options = {"max_global_norm": 1.0, "skip_nonfinite": True}  # Puts kernels in a tf.cond.
     runs = []
     for replicator in (rr.MeshReplicator(MESH, LAYOUTS), rr.SingleDeviceReplicator()):
         model, optimizer = train(replicator, Mlp, 10, OPTIMIZERS[name], **options)
@@ -146,7 +147,7 @@ def test_every_optimizer_equals_one_device(name):
 
 
 def slots_of(optimizer, parameters):
-    """The slots of each parameter, by their places in the optimizer's lists."""
+    """Returns the slots of each parameter, by its index in the optimizer's lists."""
     names = ("m", "v", "velocities", "scaled_velocities", "accumulated_momentum")
     names += ("_momentums", "_velocities")  # Of Keras.
     lists = [getattr(optimizer, name, ()) for name in names]
@@ -262,7 +263,7 @@ def test_checkpoints_pass_between_meshes_and_one_device(tmp_path):
 
 
 def test_constants_and_noise(replicator):
-    scale = tf.constant(np.arange(200.0), tf.float32)  # Too large to become part of the graph.
+    scale = tf.constant(np.arange(200.0), tf.float32)  # Too large to be embedded in the graph.
     with replicator.scope():
         generator = tf.random.Generator.from_seed(1)
 
@@ -412,7 +413,7 @@ def test_operations_that_a_mesh_cannot_run(replicator):
             "CrossReplicaBatchNorm, or fused=False .* LayerNormalization, snt.LayerNorm, or an"
         )
         refuses(replicator, f"{message} epsilon of at most 1e-5$", layer)
-    # With these DTensor crashes, or computes something else.
+    # On these, DTensor crashes or returns wrong results.
     for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
         refuses(replicator, "use tf.expand_dims instead of tf.newaxis", slices)
     refuses(replicator, "use tf.gather instead of a slice with a negative step", lambda x: x[::-1])
@@ -438,7 +439,7 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     refuses(replicator, advice, in_a_branch)
     index = tf.constant(0)
     refuses(replicator, "use tf.cond", lambda x: tf.switch_case(index, [lambda: x, lambda: -x]))
-    # Found only by DTensor itself.
+    # Only DTensor itself detects this one.
     refuses(replicator, "got LRN", tf.nn.local_response_normalization)
 
 
@@ -481,7 +482,7 @@ def test_choices_by_a_scalar(replicator):
 
 
 def test_sparse_gradients_have_to_be_made_dense(replicator):
-    """The user has written none of the operations that DTensor cannot run here."""
+    """The operations that DTensor cannot run here are not in the user's code."""
     ids = tf.constant([0, 1, 1, 5], tf.int32)
 
     def make(num_parts, as_gradient, make_sgd, **options):

@@ -1,6 +1,6 @@
-"""The contract of replicators with several real processes, and what becomes of them.
+"""The contract of replicators with several real processes, and how lost processes are reported.
 
-The behaviours are in multi_worker_program.py; one group of processes goes through many of them.
+The behaviours are in multi_worker_program.py; one group of processes runs many of them.
 """
 
 import json
@@ -20,15 +20,16 @@ from rl_replicator.jobs import local_job
 from tests.conformance import multi_worker_program, restarted_program
 from tests.suite import forked
 
-# A group takes 10 to 30 seconds, most of them to import TensorFlow; many times that if others use
-# the machine, too.
+# A group takes 10 to 30 seconds, mostly to import TensorFlow, and many times that on a busy
+# machine.
 WAIT = 300
 CALL_TIMEOUT = 2
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What groups of one, two and three go through. The last of the larger ones is their end. Three
-# processes do what may differ from two: means, and who is told of a cancel, an end or a loss.
+# The behaviours of groups of one, two and three processes. The last behaviour of the larger groups
+# ends the group. Three processes run what may differ from two: means, and which processes learn of
+# a cancellation, an end or a loss.
 BEHAVIOURS = {
     1: (
         "places",
@@ -80,7 +81,7 @@ ENDS = (
 
 
 class Group:
-    """Processes that go through behaviours, and what they report of them."""
+    """Processes that run behaviours, and their reports."""
 
     def __init__(self, folder, size, names, present=None, **timeouts):
         self.size = size
@@ -92,8 +93,8 @@ class Group:
         for task in local_job.make_tasks(size, 0, ports.addresses)[:present]:
             self._logs.append(folder / task.name)
             with self._logs[-1].open("w") as log:
-                # The second of two is no fork, so that it has another seed for the hashes of
-                # strings: an order that depends on them must not go unnoticed.
+                # The second of two is a new interpreter, not a fork, so that it has another seed
+                # for string hashes: an order that depends on them must be noticed.
                 is_new = names == BEHAVIOURS[2] and len(self._logs) == 2
                 python = (sys.executable,) if is_new else forked.python()
                 process = subprocess.Popen(
@@ -107,7 +108,7 @@ class Group:
         self.addresses = ports.addresses
 
     def wait(self, frozen=()):
-        """Waits until all have ended; those that are frozen are ended then."""
+        """Waits until all processes have ended except the frozen ones, then kills what is left."""
         deadline = time.monotonic() + WAIT
         self.late = []
         for index, process in enumerate(self._processes):
@@ -138,7 +139,7 @@ class Group:
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
-    """A function that gives the group of a size that went through its behaviours."""
+    """A function that returns the group of a given size after it has run its behaviours."""
     made = {}
 
     def get(size):
@@ -159,7 +160,7 @@ def test_behaviour(groups, size, name):
 
 @pytest.fixture(scope="module")
 def reference():
-    """Weights and losses of one device."""
+    """The weights and losses of one device."""
     return multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
 
 
@@ -180,7 +181,7 @@ def test_a_killed_worker_is_named_within_seconds(groups):
         assert details["workers"] == [2]
         assert f"worker 2 ({groups(3).addresses[2]})" in details["error"]
         print(f"\nkilled, noticed after {details['at'] - killed:.2f} s: {details['error']}")
-        assert details["at"] - killed < 30  # Half a second alone.
+        assert details["at"] - killed < 30  # Half a second on an idle machine.
 
 
 def test_a_frozen_worker_is_named_within_its_deadline(groups):
@@ -215,7 +216,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
     assert not group.late
     missing = re.escape(f"worker 2 ({group.addresses[2]})")
     for output in group.outputs:
-        # On a busy machine the other one may be late, too.
+        # On a busy machine, the other one may be late, too.
         pattern = f"WorkerLost: expected all workers to start, but .*{missing} did not within 3 s; "
         assert re.search(pattern, output), output
 
@@ -262,7 +263,7 @@ def test_after_a_kill_the_whole_group_trains_on(tmp_path, reference):
     assert "worker 1 was killed by SIGKILL; restarting the whole job" in done.stderr
     killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
     print(f"\nback to training {resumed - killed:.1f} s after kill -9")
-    assert resumed - killed < 100  # Twelve seconds alone.
+    assert resumed - killed < 100  # Twelve seconds on an idle machine.
     weights, _ = reference
     for got, want in zip(json.loads((tmp_path / "weights").read_text()), weights, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
 """The contract of replicators, for every backend that runs in one process.
 
-Backends of several processes run the same contract from programs of their own, see
-multi_worker_program.py and asynchronous_program.py; TPUs only trace, see test_tpu.py.
+For backends of several processes, multi_worker_program.py and asynchronous_program.py test the same
+contract; for TPUs, test_tpu.py only tests tracing.
 """
 
 import functools
@@ -23,7 +23,8 @@ NAMES = (
     "multi_device:4",
     "mesh:data=2,model=2",
 )
-# What the contract leaves open: backend -> features that it refuses in one line. All others work.
+# Features that the contract leaves optional: backend -> those that it refuses with a one-line
+# error. All others work.
 REFUSED = {
     "mesh": {
         "strategy",
@@ -54,7 +55,7 @@ def batches(context):
 
 
 def make_learner(replicator, optimizer_class=snt.optimizers.Adam, **wrap_options):
-    """A LayerNorm MLP with equal weights every time, and its step function."""
+    """Returns an MLP with LayerNorm and fixed weights, its optimizer and its step function."""
     with replicator.scope():
         model = snt.Sequential(
             [
@@ -77,7 +78,7 @@ def test_a_step_is_not_compared_every_0_steps(replicator):
 
 
 def train(replicator, steps, steps_per_call=None, **options):
-    """Trains from equal weights, and compares the replicas' copies of them.
+    """Trains from fixed initial weights, and checks that the replicas' copies stay equal.
 
     Returns:
       The weights and the losses (mean over replicas) after `steps` steps.
@@ -103,7 +104,7 @@ def reference(**options):
 
 
 def counter_step(replicator):
-    """A step that counts, on its own and after its input."""
+    """Returns two counters and a step function; the second counter depends on the input."""
     with replicator.scope():
         before = tf.Variable(0, dtype=tf.int64, trainable=False)
         after = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -117,7 +118,7 @@ def counter_step(replicator):
 
 
 def blocking(ready, release):
-    """A dataset of `ready` numbers that then waits for the event `release`."""
+    """Returns an input function whose dataset waits for `release` after `ready` numbers."""
 
     def numbers():
         for i in range(10_000):
@@ -136,7 +137,7 @@ def blocking(ready, release):
     ids=["plain", "looped, fused and clipped"],
 )
 def test_equals_one_replica_with_the_global_batch(replicator, steps_per_call, options):
-    # float32, 20 steps: the sums over the batch are taken in another order, no more.
+    # 20 steps in float32: only the order of the sums over the batch differs.
     expected, expected_losses = reference(**options)
     weights, losses = train(replicator, 20, steps_per_call, **options)
     assert expected_losses[-1] < expected_losses[0]
@@ -513,7 +514,7 @@ def test_initial_values_that_a_step_computes_are_refused(replicator):
 def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator, steps_per_call):
     n = replicator.num_replicas
     release = threading.Event()
-    ready = 2 * n + (1 if n > 1 else 0)  # Two steps and, on several replicas, a part of one.
+    ready = 2 * n + (1 if n > 1 else 0)  # Two steps and, with several replicas, a part of a third.
     before, after, step_fn = counter_step(replicator)
     step = replicator.replicate(
         step_fn, replicator.make_inputs(blocking(ready, release)), steps_per_call
@@ -536,7 +537,7 @@ def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator, steps_per
     assert time.monotonic() - cancelled_at[0] < 30
     assert (before.numpy(), after.numpy()) == (2, 2)
     release.set()
-    outputs = step()  # Data came: it goes on.
+    outputs = step()  # It continues with the data that has arrived.
     count = steps_per_call or 1
     assert replicator.gather(outputs).ravel()[0] == 2 * n
     assert (before.numpy(), after.numpy()) == (2 + count, 2 + count)
@@ -559,7 +560,7 @@ def test_cancel_of_a_callable_input(replicator):
     def step_fn(x):
         step_fn.traces += 1
         if step_fn.traces == 1:
-            inputs.cancel()  # As a signal handler does that interrupts the trace.
+            inputs.cancel()  # As a signal handler that interrupts the trace does.
         return x
 
     step_fn.traces = 0
@@ -645,7 +646,7 @@ def test_misuse_has_one_line(replicator):
 
 
 def sparse_update(replicator):
-    """Takes a step that applies `tf.IndexedSlices`; returns what it did to the table."""
+    """Takes a step that applies `tf.IndexedSlices`; returns whether it updated the right row."""
     with replicator.scope():
         table = tf.Variable(tf.ones([3, 2]))
         optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(1.0))
@@ -660,7 +661,7 @@ def sparse_update(replicator):
 
 
 def rows(replicator):
-    """Replaces and reads rows of a variable in a step."""
+    """Replaces rows and reads elements of a variable in a step; returns whether both worked."""
     with replicator.scope():
         table = tf.Variable(tf.ones([3, 2]), trainable=False)
 
@@ -672,7 +673,7 @@ def rows(replicator):
 
 
 def run(replicator, step_fn):
-    """The output of one step on the first replica."""
+    """Returns the first replica's output of one step."""
     step = replicator.replicate(step_fn, replicator.make_inputs(batches))
     return replicator.gather(step())[0]
 

@@ -1,4 +1,4 @@
-"""TpuReplicator without a TPU: what a step is traced to, and the same step through XLA on a CPU."""
+"""TpuReplicator without a TPU: the graph of a step, and the same step compiled by XLA on a CPU."""
 
 import socket
 import time
@@ -36,10 +36,10 @@ def batches(context):
 
 
 def make_learner(replicator, optimizer_class=snt.optimizers.Adam):
-    """An MLP with batch normalisation across replicas, and its step function."""
+    """Returns an MLP with cross-replica batch normalisation, and its step function."""
     with replicator.scope():
         layers = [
-            # A bias would be normalised away: its gradient is noise, which Adam blows up.
+            # Batch norm cancels a bias, so its gradient is noise, which Adam would amplify.
             snt.Linear(16, with_bias=False, name="first"),
             snt.distribute.CrossReplicaBatchNorm(
                 True, True, snt.ExponentialMovingAverage(0.9), snt.ExponentialMovingAverage(0.9)
@@ -76,16 +76,16 @@ def test_one_trace_serves_all_cores(replicator, steps_per_call):
 
     step = replicator.replicate(counted, replicator.make_inputs(batches), steps_per_call)
     assert (replicator.num_replicas, replicator.num_local_replicas) == (CORES, CORES)
-    assert len(traces) <= 2 and set(traces) == {(BATCH, FEATURES)}  # Twice where it makes slots.
+    assert len(traces) <= 2 and set(traces) == {(BATCH, FEATURES)}  # Twice if it creates slots.
     found = operations(step)
     assert found["TPUReplicateMetadata"] == 1
-    assert found["CrossReplicaSum"] >= 4  # Batch statistics, their gradients, and the weights'.
+    assert found["CrossReplicaSum"] >= 4  # For batch statistics, their gradients, the weights'.
     assert found["MatMul"] == 5  # As on one device: two forward, three backward.
     assert found["While"] == (0 if steps_per_call is None else 1)
 
 
 def test_moving_statistics_are_averaged_over_the_cores_and_restored(replicator):
-    """Those that the step updates, after it; a skipped step gives them their old values."""
+    """Only those that the step updates, after the step; a skipped step restores the old values."""
     with replicator.scope():
         updated, fixed = (tf.keras.layers.BatchNormalization() for _ in range(2))
         optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
@@ -127,7 +127,7 @@ def test_misuse(replicator):
 
 @pytest.mark.parametrize("optimizer_class", [snt.optimizers.Adam, rr.optimizers.Adam])
 def test_xla_computes_what_the_plain_step_computes(optimizer_class):
-    # XLA takes sums in another order: 10 steps in float32.
+    # 10 steps in float32; XLA computes sums in another order.
     weights = []
     for is_compiled in (False, True):
         single = rr.SingleDeviceReplicator()

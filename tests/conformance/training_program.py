@@ -1,10 +1,10 @@
-"""Trains the same networks on the same data under any replicator, as one would run it by hand.
+"""Trains the same networks on the same data under any replicator, as a user would.
 
     python training_program.py --replicas multi_device:2 --out DIR --restore DIR ...
 
 Writes, for each network, a checkpoint after 20 steps and the weights after 0, 40 and 100 steps.
-Then it waits until the other runs named by `--restore` have done the same, and trains from step 20
-to 40 from each one's checkpoint.
+Then waits until the runs named by `--restore` have done the same, and trains from step 20 to 40
+from each one's checkpoint.
 """
 
 import argparse
@@ -51,7 +51,8 @@ class ConvNet(snt.Module):
 
     def __init__(self):
         super().__init__(name="conv_net")
-        # A bias before batch norm has no gradient but rounding, and Adam would make steps of it.
+        # The gradient of a bias before batch norm is only rounding error, which Adam would turn
+        # into steps.
         self._conv = snt.Conv2D(8, 3, with_bias=False)
         self._norm = rr.CrossReplicaBatchNorm(create_scale=True, create_offset=True)
         self._linear = snt.Linear(1, name="second")
@@ -70,12 +71,12 @@ def input_fn(context: rr.InputContext) -> tf.data.Dataset:
     return context.shard(batches.repeat())
 
 
-# Seconds for other runs to reach the same point, on a busy machine.
+# Seconds to wait for other runs to reach the same point, on a busy machine.
 _WAIT = 240
 
 
 def make_learners(replicator: rr.Replicator):
-    """Returns for each network a checkpoint's parts, the compiled step, the variables to compare.
+    """Returns for each network: checkpoint parts, the compiled step, and the variables to compare.
 
     Tracing takes most of the time here, so a learner trains first and restores later.
     """
@@ -136,15 +137,15 @@ def train(replicator: rr.Replicator, learners, out: pathlib.Path) -> None:
 
 
 def restore(replicator: rr.Replicator, learners, out: pathlib.Path, sources) -> None:
-    """Trains on from the checkpoints of other runs.
+    """Continues training from the checkpoints of other runs.
 
-    What a restore leaves out has the value of another step.
+    The variables are those of a later step before each restore, so whatever it leaves out is wrong.
     """
     for name, (learner, step, variables) in learners.items():
         for source in sources:
             _wait_for(source / name / f"{LAST}.npz")
-            # An input is restored before its first use only; the step's own goes on with the same
-            # data, which repeats every ten steps.
+            # An input can only be restored before its first use. The step's own input continues
+            # with the same data, which repeats every ten steps.
             inputs = replicator.make_inputs(input_fn)
             parts_of_source = {**learner, "input": parts.InputPart(inputs)}
             checkpoints.Checkpointer(source / name).restore(parts_of_source)
