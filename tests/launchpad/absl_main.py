@@ -1,4 +1,4 @@
-"""A program as scripts of upstream's users look: absl flags, a batched server, no wait()."""
+"""A program in the style of scripts for upstream: absl flags, a batched server, no wait()."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ flags.DEFINE_string("word", "unset", "Printed by every client.")
 
 
 class Mode(enum.Enum):
-    """Values of a flag whose class only the main script has."""
+    """Values of a flag; only the main script defines this class."""
 
     LOUD = 1
     QUIET = 2
@@ -37,14 +37,14 @@ class Client:
         for x in range(self._client_id, self._client_id + 5):
             result = self._server.compute([x, x + 1])
         assert result.shape == (2,)
-        # One write: print makes two, and the clients may be threads of one process.
+        # A single write: print makes two, and the clients may be threads of one process.
         sys.stdout.write(f"{FLAGS.word} {_NUM_CLIENTS.value} {FLAGS.mode is Mode.QUIET}\n")
         if self._server.leave() == _NUM_CLIENTS.value:
             lp.stop()
 
 
 class Server:
-    """Sums what it is sent."""
+    """Sums the values of each batch."""
 
     def __init__(self, batch_size: int):
         self._num_left = 0

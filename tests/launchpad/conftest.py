@@ -23,7 +23,7 @@ ENGINES = (
 
 @pytest.fixture(scope="session")
 def ray_connection():
-    """Keeps one Ray for all programs of the session: starting one takes seconds."""
+    """Shares one Ray among all programs of the session, because starting Ray takes seconds."""
     connection = cluster.acquire(None)
     yield
     cluster.release(connection)
@@ -51,13 +51,13 @@ def node_processes() -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
     yield
-    deadline = time.monotonic() + 30  # A busy machine is slow to end processes, too.
+    deadline = time.monotonic() + 30  # A busy machine is slow to end processes.
     while (left := node_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in left:
         process.kill()
     running = lp.runtime.current()
-    while (runtime := lp.runtime.current()) is not None:  # So that later tests don't fail too.
+    while (runtime := lp.runtime.current()) is not None:  # So that later tests do not fail as well.
         runtime.stop()
         assert runtime.stop_event.wait(10)
         time.sleep(0.1)
@@ -67,10 +67,10 @@ def nothing_is_left_behind():
 
 @pytest.fixture
 def other_host():
-    """A network namespace that a link joins to this one: its name, our address, how to cut it."""
+    """(network namespace that is linked to this one, our address, function that cuts the link)."""
     name = f"lp-test-{os.getpid()}"
     near, far = f"lpa{os.getpid()}"[:15], f"lpb{os.getpid()}"[:15]
-    # Of this process alone: other tests may have links at the same time.
+    # Unique to this process: other tests may have links at the same time.
     net = f"10.{64 + os.getpid() // 256 % 64}.{os.getpid() % 256}"
 
     def ip(words):
@@ -87,7 +87,7 @@ def other_host():
         nobody = "lladdr 02:00:00:00:00:99 nud permanent"
 
         def cut():
-            """Loses every packet, both ways; no side is told."""
+            """Drops every packet in both directions; neither side is notified."""
             assert not ip(f"neighbor replace {net}.2 {nobody} dev {near}")
             assert not ip(f"-n {name} neighbor replace {net}.1 {nobody} dev {far}")
 

@@ -1,4 +1,4 @@
-"""Programs that tests damage: `python faulty_launcher.py SCENARIO FILE`."""
+"""Programs whose processes the tests kill: `python faulty_launcher.py SCENARIO FILE`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import launchpad as lp
 
 
 def parent(path: str) -> None:
-    """A node that starts a process of its own, which inherits its output."""
+    """A node that starts a child process, which inherits its output."""
     child = subprocess.Popen(["sleep", "1000"])
     pathlib.Path(path).write_text(f"{os.getpid()} {child.pid}")
     lp.wait_for_stop()
@@ -31,9 +31,9 @@ def main() -> None:
         program.add_node(lp.PyNode(lp.wait_for_stop), label=name)
         managers.append(lp.launch(program, "local_mt"))
         managers[-1].wait_until_ready()
-    managers[0].stop_and_wait()  # What the script has seen of this one does not count later.
+    managers[0].stop_and_wait()  # That the script saw this one end must not count later.
     pathlib.Path(path).write_text("ready")
-    while True:  # A script with a loop of its own.
+    while True:  # The script's own loop.
         time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Programs that fork by themselves: `python forking_launcher.py ENGINE WHERE`."""
+"""Programs whose code forks: `python forking_launcher.py ENGINE WHERE`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def wait() -> None:
-    """Waits for ever, in pieces: a handler in Python of a signal that comes right before a system
-    call runs only after it.
+    """Waits forever, in short sleeps.
+
+    If a signal arrives just before a system call, its Python handler runs only after the call.
     """
     while True:
         time.sleep(0.05)
@@ -31,13 +32,13 @@ def wait_for_interrupt(ready) -> None:
 
 
 def use_pool() -> None:
-    """Leaving the pool sends SIGTERM to processes that wait for a lock, or will soon."""
+    """Uses a pool; leaving it sends SIGTERM to processes that wait for a lock, or soon will."""
     with _FORK.Pool(2) as pool:
         assert pool.map(math.sqrt, range(4))[0] == 0.0
 
 
 def use_processes() -> None:
-    """Uses processes as code does that knows nothing of launchpad."""
+    """Uses processes in the same way as code that is unaware of launchpad."""
     short = _FORK.Process(target=math.sqrt, args=(4,))
     short.start()
     short.join()
@@ -51,7 +52,7 @@ def use_processes() -> None:
     ready.wait()
     os.kill(interrupted.pid, signal.SIGINT)
     interrupted.join()
-    # The end of this process sends it SIGTERM, and waits for its end.
+    # When this process exits, it sends that one SIGTERM and waits for it to end.
     _FORK.Process(target=wait, daemon=True).start()
     print("ends:", short.exitcode, terminated.exitcode, interrupted.exitcode, flush=True)
 
@@ -69,10 +70,10 @@ def main() -> None:
     manager = lp.launch(program, engine)
     if not in_node:
         assert manager.wait_until_ready()
-        if where == "chained":  # Many libraries call the handler that was there before theirs.
+        if where == "chained":  # As many libraries do: call the previous handler.
             before = signal.getsignal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda number, frame: before(number, frame))
-            use_processes()  # A pool hangs beside any handler in Python, with or without launchpad.
+            use_processes()  # With any Python handler, a pool hangs even without launchpad.
         else:
             use_all()
         manager.stop()

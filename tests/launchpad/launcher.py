@@ -1,6 +1,7 @@
 """A program launched from a main script: `python launcher.py ENGINE SCENARIO FILE`.
 
-The tests run it as a child, to send it real signals. Its nodes live in `__main__` on purpose.
+The tests run it as a child process, to send it real signals. Its nodes are defined in `__main__` on
+purpose.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from launchpad.launch import signal_handling
 
 
 class Note:
-    """A class of the main script, sent from node to node."""
+    """A class of the main script whose instances are sent from node to node."""
 
     num_received = 0
 
@@ -47,7 +48,7 @@ class Writer:
 
 
 def work(writer, index: int, scenario: str) -> None:
-    lp.stop_event()  # From now on this node leaves by itself, so a signal may come.
+    lp.stop_event()  # From now on, this node stops by itself, so a signal may come.
     writer.write(Note(f"started {os.getpid()}"))
     if scenario == "short":
         return
@@ -82,7 +83,7 @@ def launch(engine: str, scenario: str, path: str) -> lp.ProgramManager:
     with program.group("worker"):
         for index in range(2):
             program.add_node(lp.PyNode(work, writer, index, scenario))
-    # However long a node gets no processor time, the writer serves until it has saved.
+    # The writer serves until all have saved, even if a node gets no processor time for long.
     return lp.launch(program, engine, termination_notice_secs=300)
 
 
@@ -114,7 +115,7 @@ def main() -> None:
         raise KeyError("the script has a fault")
     while scenario == "fail-polled" and not manager.is_done:
         time.sleep(0.02)
-    # No wait(): the end of the script waits.
+    # No wait(): the exit of the script waits.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Nodes that the tests launch; a module of its own, so that processes can import them."""
+"""Nodes that the tests launch, in a separate module so that processes can import them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import launchpad as lp
 
 
 class Recorder:
-    """Keeps what other nodes tell it, also in a file that outlives the program."""
+    """Keeps entries of other nodes; with a path, also in a file that outlives the program."""
 
     def __init__(self, path: pathlib.Path | None = None):
         self._path = path
@@ -64,7 +64,7 @@ class Producer:
 
 
 class Consumer:
-    """Asks all producers, and stops the program."""
+    """Calls all producers, then stops the program."""
 
     def __init__(self, producers: list[Any]):
         self._producers = producers
@@ -80,7 +80,7 @@ class Consumer:
 
 
 def record_tree(tree: dict[str, Any]) -> None:
-    """Calls the recorder that is found at every place of a nested argument."""
+    """Calls the recorder found at each place of a nested argument."""
     tree["list"][0].add("list")
     tree["tuple"][1]["deep"].add("tuple")
     assert isinstance(tree["pair"], Pair)
@@ -90,7 +90,7 @@ def record_tree(tree: dict[str, Any]) -> None:
 
 
 class Failing:
-    """Raises in its constructor or in run(), once the others run."""
+    """Raises in its constructor or in run(), or kills itself, once the recorder has an entry."""
 
     def __init__(self, where: str, recorder: Any):
         self._where = where
@@ -106,7 +106,7 @@ class Failing:
 
 
 class UnpicklableError(Exception):
-    """An exception that holds what does not pickle."""
+    """An exception with an attribute that cannot be pickled."""
 
     def __init__(self, one: int, two: int):
         super().__init__(f"{one} and {two}")
@@ -118,15 +118,15 @@ def raise_unpicklable() -> None:
 
 
 def work_until_interrupted(recorder: Any) -> None:
-    """Knows nothing of stopping, as the loops of many agents do."""
+    """Never checks for a stop, like the loops of many agents."""
     while True:
         recorder.add("step")
         time.sleep(0.05)
 
 
 def leave_on_stop(recorder: Any) -> None:
-    """Waits for the stop, and still reaches the recorder then."""
-    lp.stop_event()  # Before the test can stop the program: from here on it is not interrupted.
+    """Waits for the stop, and calls the recorder after it."""
+    lp.stop_event()  # From here on, it is not interrupted; the test stops the program only later.
     recorder.add("waiting")
     assert lp.wait_for_stop(100)
     time.sleep(0.3)
@@ -134,7 +134,7 @@ def leave_on_stop(recorder: Any) -> None:
 
 
 def save_for_long(path: pathlib.Path) -> None:
-    """Takes longer than the pause between two interrupts of a node."""
+    """Saves for longer than the pause between two interrupts of a node."""
     recorder = Recorder(path)
     lp.stop_event()
     recorder.add("waiting")
@@ -144,7 +144,7 @@ def save_for_long(path: pathlib.Path) -> None:
 
 
 def save_on_the_way_out(recorder: Any, path: pathlib.Path) -> None:
-    """Knows nothing of stopping, and saves for longer than the pause between two interrupts."""
+    """Never checks for a stop, and saves for longer than the pause between two interrupts."""
     try:
         work_until_interrupted(recorder)
     finally:
@@ -160,7 +160,7 @@ def launch_inside(path: pathlib.Path) -> None:
 
 
 def stop_in_a_thread_of_a_program_inside(path: pathlib.Path) -> None:
-    """A thread that a node of a program within this node has started calls `lp.stop()`."""
+    """Calls `lp.stop()` in a thread that a node of an inner program has started."""
 
     def stop() -> None:
         try:
@@ -179,17 +179,17 @@ def stop_in_a_thread_of_a_program_inside(path: pathlib.Path) -> None:
     lp.launch(program, "local_mt").wait()
     stop_event = lp.stop_event()
     Recorder(path).add("stopped" if stop_event.wait(0.5) else "goes on")
-    # A stop handler may use the node's functions, also beside a program that still runs.
+    # A stop handler may use the node's functions, even while an inner program still runs.
     other = lp.Program("other")
     other.add_node(lp.PyNode(lp.wait_for_stop), label="other")
     manager = lp.launch(other, "local_mt")
     lp.stop()
     stop_event.wait()
-    assert manager.wait(60)  # It is stopped with the outer one, which does not wait for it.
+    assert manager.wait(60)  # It stops with the outer one, which does not wait for it.
 
 
 def stop_handlers(recorder: Any) -> None:
-    """Registers two handlers and takes one back."""
+    """Registers two stop handlers and unregisters one."""
     called = threading.Event()
     recorder.add("ready")
 
@@ -209,7 +209,7 @@ def stop_handlers(recorder: Any) -> None:
 
 
 def ignore_stop(recorder: Any) -> None:
-    """Promises to look at the stop event, and does not."""
+    """Asks for the stop event, but never checks it."""
     lp.stop_event()
     recorder.add("deaf")
     while True:
@@ -263,10 +263,10 @@ def use_port(address: lp.Address) -> None:
 
 
 class Service:
-    """What the tests of remote calls need."""
+    """The methods that the tests of remote calls need."""
 
     def __init__(self) -> None:
-        self.value = 7  # Not a method: not served.
+        self.value = 7  # Not served, because it is no method.
         self._released = threading.Event()
 
     @property
@@ -303,13 +303,13 @@ class Service:
 
 
 def recorder_program(path: pathlib.Path | None = None) -> tuple[lp.Program, Any]:
-    """Returns a program with a recorder in it, and the recorder's handle."""
+    """Returns a program with a recorder, and the recorder's handle."""
     program = lp.Program("test")
     return program, program.add_node(lp.CourierNode(Recorder, path), label="recorder")
 
 
 class Fragile:
-    """Dies in a way it is told, the first `num_deaths` times."""
+    """Dies the first `num_deaths` times, in the given way."""
 
     def __init__(self, way: str, num_deaths: int, recorder: Any):
         self._way = way
@@ -330,7 +330,7 @@ class Fragile:
 
 
 class Source:
-    """Counts how often it is asked."""
+    """Counts how often it is called."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -349,7 +349,7 @@ class Source:
 
 
 class Batched:
-    """Records the batches it gets."""
+    """Records the shapes of the batches that it receives."""
 
     def __init__(self, batch_size: int, pad_batch: bool):
         self.shapes: list[Any] = []
@@ -376,12 +376,12 @@ def fail_beside_others() -> None:
 
 
 def call_server(address: str, recorder: Any) -> None:
-    """Calls a server that is none of the program."""
+    """Calls a server outside the program."""
     recorder.add(lp.CourierClient(address).double(21))
 
 
 def block_for_ever() -> None:
-    """Executes no Python, in which a stop could interrupt it."""
+    """Blocks without executing Python code, so that a stop cannot interrupt it."""
     threading.Event().wait()
 
 
@@ -402,7 +402,7 @@ def record_import(recorder: Any) -> None:
 
 
 class Slow:
-    """Is constructed once there is a file."""
+    """Its constructor returns once a file exists."""
 
     def __init__(self, path: pathlib.Path):
         while not path.exists():
@@ -410,7 +410,7 @@ class Slow:
 
 
 def record_readiness(recorder: Any) -> None:
-    """Ends at once."""
+    """Ends as soon as it has recorded."""
     recorder.add(("ready", lp.wait_until_ready(100)))
 
 

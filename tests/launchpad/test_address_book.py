@@ -1,4 +1,4 @@
-"""The addresses of a program, also those of nodes that were interrupted or started again."""
+"""The addresses of a program, including those of interrupted and restarted nodes."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ from launchpad.launch_type import LaunchType
 
 
 def interrupt(thread):
-    """Raises SystemExit in a thread, as a stop does in those of nodes."""
+    """Raises SystemExit in a thread, as a stop does in the threads of nodes."""
     exception = ctypes.py_object(SystemExit)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), exception)
 
@@ -36,7 +36,7 @@ def test_interrupted_threads_leave_it_usable():
         thread.start()
         assert has_begun.wait(30)
         time.sleep(1e-3)
-        for _ in range(10):  # Python drops an exception in a callback or a finalizer.
+        for _ in range(10):  # Python discards an exception raised in a callback or a finalizer.
             interrupt(thread)
             thread.join(3)
             if not thread.is_alive():
@@ -73,7 +73,7 @@ def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
     book = AddressBook()
 
     def resolve():
-        """In a new incarnation, which ends afterwards."""
+        """Resolves the address in a new incarnation of the node, which then ends."""
         runtime = lp_runtime.NodeRuntime("node", 0, info, book, lp_runtime.Callbacks(*ignore))
         runtime.owned_keys = frozenset(["key"])
         address = runtime.resolve("key", None)

@@ -1,4 +1,4 @@
-"""docs/launchpad-api.md: every name of it, and the semantics that programs rely on."""
+"""Every name in docs/launchpad-api.md, and the semantics that programs rely on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = re.findall(r"^\| [`*]([\w.]+)[`*] \| (\w+) \|(.*)\|$", DOCUMENT.read_text
 
 @pytest.fixture
 def courier(monkeypatch):
-    """The package as an installation has it: beside `launchpad`."""
+    """The package `courier`, importable as a top-level package as in an installation."""
     monkeypatch.syspath_prepend(ROOT / "launchpad" / "upstream")
     monkeypatch.delitem(sys.modules, "courier", raising=False)
     yield importlib.import_module("courier")
@@ -39,7 +39,7 @@ def courier(monkeypatch):
 
 
 def find(name):
-    """Returns what a dotted name names; launchpad.launch is a module and a function."""
+    """Returns the object of a dotted name; launchpad.launch is both a module and a function."""
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         try:
@@ -86,7 +86,7 @@ def test_an_installation_has_courier_beside_launchpad():
 def test_courier_outside_of_a_program(courier):
     server = courier.Server("name", thread_pool_size=2)
     server.Bind("add", lambda a, b: a + b)
-    for name in ("forward", "call"):  # Names that clients might use for themselves.
+    for name in ("forward", "call"):  # Names that clients might have as attributes of their own.
         server.BindHandler(name, lambda name=name: name)
     server.Bind("fails", lambda: [][0])
     for early in (server.Stop, server.Join, lambda: server.SetIsHealthy(True)):
@@ -249,7 +249,7 @@ def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
 
 @pytest.mark.parametrize("launch_type", ["test_mt", "test_mp"])
 def test_a_launch_overrides_addresses_that_were_bound_by_hand(launch_type):
-    """Clients waited forever for a server at the old address."""
+    """Previously, clients waited forever for a server at the old address."""
     program, recorder = programs.recorder_program()
     program.add_node(lp.PyNode(programs.leave_on_stop, recorder), label="node")
     for node in program.get_all_nodes():
@@ -294,7 +294,7 @@ def test_arguments_of_upstream(caplog, tmp_path):
     manager.stop_and_wait()
     assert "output goes to this terminal" in caplog.text and "'nobody'" in caplog.text
     client = lp.CourierClient("localhost:1", load_balancing_policy=None, propagate_deadline=False)
-    assert client._connection.timeout is None  # No deadline, as upstream's.
+    assert client._connection.timeout is None  # No deadline, as in upstream.
 
 
 def test_there_is_no_worker_manager_outside_of_a_program():

@@ -18,17 +18,17 @@ _LONG = "x" * 100_000
 
 @pytest.fixture
 def pair():
-    """The sockets of launcher and node; what they hold unread is little."""
+    """The sockets of launcher and node, with send buffers of minimum size."""
     launcher, node = socket.socketpair()
     for end in (launcher, node):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel takes its least.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel uses its minimum.
     yield launcher, node
     launcher.close()
     node.close()
 
 
 def _beat_until_full(channel: lp_channel.Channel) -> int:
-    """Sends signs of life that nobody reads; returns how many were taken before one was not."""
+    """Sends heartbeats that nobody reads; returns how many fitted before one was dropped."""
     for count in range(1000):
         before = _num_unread(channel)
         assert channel.send_or_drop("heartbeat")
@@ -38,14 +38,14 @@ def _beat_until_full(channel: lp_channel.Channel) -> int:
 
 
 def _num_unread(channel: lp_channel.Channel) -> int:
-    """Returns how much the kernel holds for the peer."""
+    """Returns how much data the kernel holds that the peer has not read."""
     found = array.array("i", [0])
     fcntl.ioctl(channel._connection.fileno(), termios.TIOCOUTQ, found)
     return found[0]
 
 
 def test_a_launcher_that_was_stopped_hears_of_all_that_happened_meanwhile(pair):
-    """However long it was stopped: it finds the buffer full, and the nodes still there."""
+    """After a stop of any length, it finds the buffer full and the nodes still alive."""
     launcher, node = (lp_channel.Channel(end) for end in pair)
     count = _beat_until_full(node)
     assert count > 0

@@ -1,4 +1,4 @@
-"""What every engine does: the same programs, the same results."""
+"""Conformance tests of all engines: the same programs give the same results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_producers_and_consumer(engine):
     node.disable_run()
     program.add_node(node, label="consumer")
     manager = lp.launch(program, engine)
-    # The launching process calls the nodes too: here it runs the consumer by hand.
+    # The launching process can call nodes too: here, it calls the consumer's run().
     results = node.create_handle().dereference().run()
     assert results == [0, 111, 222, ["ab", "ab" * 10, "ab" * 100]]
     assert manager.wait() is True
@@ -43,7 +43,7 @@ def test_run_is_called_and_the_program_ends_when_all_have_run(engine):
     deadline = time.monotonic() + 90
     while len(client.entries()) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
-    # The recorder serves on, until somebody waits for the program.
+    # The recorder continues to serve until somebody waits for the program.
     assert client.entries() == ["list", "tuple", "namedtuple", "dataclass"]
     assert manager.wait(timeout=60)
 
@@ -85,8 +85,9 @@ def test_stop_reaches_nodes_that_wait_and_nodes_that_do_not_look(engine, tmp_pat
     while not {"waiting", "step"} <= set(client.entries()) and time.monotonic() < deadline:
         time.sleep(0.02)
     manager.stop()
-    assert manager.wait(timeout=60)  # Nobody waited for the notice to run out.
-    # The recorder served until all had left. The loop may be interrupted later than the other.
+    assert manager.wait(timeout=60)  # It did not wait for the end of the notice.
+    # The recorder served until all had left. The loop may be interrupted after the other node has
+    # left.
     assert "left" in (tmp_path / "entries").read_text().splitlines()
 
 
@@ -236,7 +237,7 @@ def test_nodes_are_added_to_a_running_program(engine):
             time.sleep(0.02)
 
     wait_for(1)
-    for index in (1, 0):  # A new one, and one in the place of a node that has ended.
+    for index in (1, 0):  # First a new node, then one in place of a node that has ended.
         manager.add_node(lp.PyNode(programs.record_readiness, recorder), "worker", index)
         wait_for(2 if index else 3)
     assert client.entries() == [("ready", True)] * 3
@@ -266,7 +267,7 @@ def test_dm_launchpad_beside_ours_is_an_error(tmp_path):
 
 
 def test_importing_launchpad_is_light():
-    # In a fresh interpreter: this one may hold TensorFlow because of other tests.
+    # In a fresh interpreter: other tests may have imported TensorFlow here.
     code = (
         "import sys, launchpad\n"
         "print(sorted({'tensorflow', 'reverb', 'ray', 'numpy'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""Nodes and launchers that die, freeze, or are told to end by strangers."""
+"""Nodes and launchers that die, freeze, or receive signals from other processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
 
 
 class _Parent:
-    """Starts a process that inherits its output, and tells who both are."""
+    """Starts a process that inherits its output, and writes the process ids of both."""
 
     def __init__(self, path):
         self._child = subprocess.Popen(["sleep", "1000"])
@@ -42,12 +42,13 @@ class _Parent:
 
 @pytest.fixture
 def family(tmp_path, monkeypatch):
-    """(manager of a program with one restartable node, function that lists its incarnations)."""
+    """(manager of a program with one restartable node, function that returns its incarnations)."""
     path = tmp_path / "pids"
     path.touch()
     program = lp.Program("family")
     program.add_node(lp.PyClassNode(_Parent, str(path)), label="parent")
-    # A node that only gets no processor time is not stopped: it keeps the time of its policy.
+    # Safe on a busy machine: a node that merely gets no processor time does not count as stopped,
+    # so only the longer limit of its policy applies to it.
     monkeypatch.setattr(lp_supervisor, "_STOPPED_SECS", 1.0)
     policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     manager = lp.launch(program, "test_mp", restart_policies={"parent": policy})
@@ -65,7 +66,7 @@ def family(tmp_path, monkeypatch):
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_a_node_comes_back_and_its_children_go(family, number):
-    """Killed, told to end by a stranger, and frozen; the program goes on each time."""
+    """When killed, terminated by another process, or frozen; the program continues each time."""
     manager, incarnations = family
     ((node, child),) = wait_until(lambda: incarnations(1))
     assert manager.wait_until_ready(60)
@@ -77,7 +78,7 @@ def test_a_node_comes_back_and_its_children_go(family, number):
 
 
 class _Stuck:
-    """Is ended by a thread of its own, because its code does not return."""
+    """Kills itself from a thread, because its code does not return."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
@@ -93,7 +94,7 @@ class _Stuck:
 
 @pytest.mark.processes
 def test_a_stuck_node_is_started_again_in_a_process(tmp_path):
-    """Each life ends stuck: they count as a row of failures, although no pause is left out."""
+    """Its first two processes get stuck; each is restarted, although `on_exception` is False."""
     path = tmp_path / "pids"
     program = lp.Program("stuck")
     program.add_node(lp.PyClassNode(_Stuck, str(path)), label="stuck")
@@ -116,7 +117,7 @@ def test_a_stuck_node_ends_a_program_of_threads(tmp_path):
 
 @pytest.mark.parametrize(("stuck_secs", "count"), [(0.0, 1), (300.0, 2)])
 def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
-    """Or a node that gets stuck at the same place would be started again for ever."""
+    """Otherwise a node that always gets stuck at the same place would be restarted forever."""
     member = lp_member.Member("actor", 0, lp.PyClassNode(_Stuck, ""))
     member.restart_policy = lp.RestartPolicy(max_restarts=2, reset_after_secs=300.0)
     record = errors.ExceptionRecord.of_stuck(ValueError("it is stuck"), stuck_secs)
@@ -149,7 +150,7 @@ def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
 
 
 class _Lingering:
-    """Fails while a thread of its own goes on, for which an interpreter would wait."""
+    """Fails while one of its threads continues, for which an interpreter would wait at exit."""
 
     def run(self):
         threading.Thread(target=threading.Event().wait, name="endless").start()
@@ -172,7 +173,7 @@ def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(capfd):
 
 
 class _Saving:
-    """Saves after its run(), and after the stop: in an exit handler, or in a thread."""
+    """Saves after run() and after the stop, in an exit handler or in a thread."""
 
     def __init__(self, path, begin):
         self._path = pathlib.Path(path)
@@ -193,7 +194,7 @@ def _in_a_thread(save):
 
 @pytest.mark.processes
 def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path):
-    """Its exit handlers and threads have until the end of the notice."""
+    """Its exit handlers and threads have time until the end of the notice."""
     program = lp.Program("saving")
     for name, begin in (("handler", atexit.register), ("thread", _in_a_thread)):
         program.add_node(lp.PyClassNode(_Saving, str(tmp_path / name), begin), label=name)
@@ -203,7 +204,7 @@ def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path):
 
 
 def _wait_for_a_condition(waits, saved):
-    """Waits to enter a condition that another thread keeps."""
+    """Waits to acquire a condition that another thread holds."""
     condition, is_kept = threading.Condition(), threading.Event()
 
     def keep():
@@ -236,7 +237,7 @@ def test_a_node_that_waits_for_the_lock_of_a_condition_is_interrupted(tmp_path):
 
 @pytest.mark.processes
 def test_a_node_that_ended_well_is_killed_at_the_end_of_the_notice(caplog):
-    """And that is no failure."""
+    """That is not a failure."""
     program = lp.Program("endless")
     program.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
     manager = lp.launch(program, "test_mp", termination_notice_secs=1)
@@ -245,7 +246,7 @@ def test_a_node_that_ended_well_is_killed_at_the_end_of_the_notice(caplog):
 
 
 class _Interrupting:
-    """Gets SIGINT itself, and then sends it to a process that it has started."""
+    """Sends SIGINT to itself, and then to a process that it has started."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
@@ -270,7 +271,7 @@ def test_a_process_that_a_node_has_started_can_be_interrupted(tmp_path):
 
 
 class _Early:
-    """Could start processes in its constructor."""
+    """Creates a file in its constructor, which could as well start processes."""
 
     def __init__(self, path):
         pathlib.Path(path).touch()
@@ -281,7 +282,7 @@ class _Early:
 
 @pytest.mark.processes
 def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
-    """What it starts would outlive a launcher that is killed in between."""
+    """Otherwise, processes that it starts would outlive a launcher that is killed in between."""
     begun = tmp_path / "begun"
     watch = guard.Guard.watch
     found = []
@@ -300,7 +301,7 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_a_node_that_is_killed_before_it_has_started_leaves_no_guard(monkeypatch):
-    """Its program, which closes the guard, may end before the process is there."""
+    """Its program, which closes the guard, may end before the process exists."""
     may_start, has_ended = threading.Event(), threading.Event()
     start = process_start.ProcessStart.__call__
     live = processes.ProcessWorker._live
@@ -332,7 +333,7 @@ def test_a_node_that_is_killed_before_it_has_started_leaves_no_guard(monkeypatch
 
 @pytest.mark.processes
 def test_a_launcher_that_ignores_its_children_learns_of_their_end(tmp_path):
-    """As its parent may have had it; the kernel then keeps no status."""
+    """Its parent may have set SIGCHLD to be ignored; the kernel then keeps no exit status."""
     program = lp.Program("ignored")
     program.add_node(lp.PyClassNode(_Early, str(tmp_path / "begun")), label="early")
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -376,12 +377,12 @@ def test_a_signal_stops_all_programs_and_the_script_with_its_own_loop(tmp_path, 
     finally:
         script.kill()
         script.wait()
-    assert err.count("stopping") == 2  # Both programs that still run, in order.
+    assert err.count("stopping") == 2  # Both programs that still run stop in order.
     assert script.returncode in (-number, 128 + number)
 
 
 class _Mutual:
-    """Looks another node's address up while it is constructed."""
+    """Looks up another node's address in its constructor."""
 
     def __init__(self, other):
         self._other = other.address
@@ -404,7 +405,7 @@ def test_nodes_find_each_other_while_they_are_constructed(engine):
 
 
 class _Slow:
-    """Takes long to construct, and calls a server that a stop takes away."""
+    """Its constructor calls a server until a stop ends the server."""
 
     def __init__(self, server):
         while True:

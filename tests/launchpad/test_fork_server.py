@@ -1,4 +1,4 @@
-"""Nodes that are forked: what they share, what they must not, and what happens without a fork."""
+"""Forked nodes: what they share, what they must not share, and what happens without a fork."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _is_forked() -> bool:
 
 
 def _death_signal() -> int:
-    """Returns what the kernel sends to this process when its parent dies."""
+    """Returns the signal that the kernel sends to this process when its parent dies."""
     number = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
     return number.value
 
 
 def _inherited() -> tuple[int, int, set[int]]:
-    """Returns the umask, the soft limit of open files, and the processors."""
+    """Returns the umask, the soft limit on open files, and the CPU affinity."""
     os.umask(umask := os.umask(0))
     return umask, resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.sched_getaffinity(0)
 
 
 def _describe(path: str) -> None:
-    """Writes what this process is, then waits for the stop: two of them live at once."""
+    """Appends a description of this process to a file, then waits for the stop."""
     about = {
         "pid": os.getpid(),
         "is_forked": _is_forked(),
@@ -77,7 +77,7 @@ def _describe(path: str) -> None:
 
 
 def _described(path, count):
-    """Returns what `count` nodes have written, once they have."""
+    """Waits for the descriptions of `count` nodes, and returns all that were written."""
 
     def rows():
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -110,7 +110,7 @@ def test_forked_nodes_are_processes_of_their_own(tmp_path):
         assert row["directory"] == os.getcwd()
         (name,) = (name for name, pid in pids.items() if pid == row["pid"])
         assert row["title"][1:] == ["-m", "launchpad.launch.process_entry", name]
-    # Neither holds the other's channel or pipes, nor the fork server's.
+    # Neither holds the channel or pipes of the other, or those of the fork server.
     assert len(one["files"]) >= 3 and not {*one["files"]} & {*two["files"]}
     assert not any(a == b for a, b in zip(one["drawn"], two["drawn"], strict=True))
 
@@ -159,7 +159,7 @@ def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path,
     flags.FLAGS(["program", f"--{_FLAG}=5"])
     try:
         manager = lp.launch(program, "test_mp", restart_policies={"node": policy})
-        # The first process may start only now.
+        # The first process may not have started before this line.
         sys.argv[1:] = ["after"]
         flags.FLAGS[_FLAG].value = 6
         _described(tmp_path / "rows", 1)
@@ -177,7 +177,7 @@ def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path,
 
 
 def test_nodes_inherit_from_the_launcher_of_the_program(tmp_path):
-    fork_client.current()  # It is older than the changes.
+    fork_client.current()  # Started before the changes.
     policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     before, limits = _inherited(), resource.getrlimit(resource.RLIMIT_NOFILE)
     changed = (before[0] ^ 0o070, before[1] - 1, {min(before[2])})
@@ -201,7 +201,7 @@ def test_nodes_inherit_from_the_launcher_of_the_program(tmp_path):
 
 
 def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):
-    """From a directory that has no place in PYTHONPATH, beside an entry that Python ignores."""
+    """From a directory that PYTHONPATH cannot name, beside a path entry that Python ignores."""
     directory = tmp_path / "with:colon"
     directory.mkdir()
     (directory / "far_away.py").write_text("def is_here():\n    pass\n")
@@ -245,7 +245,7 @@ def test_the_end_of_a_forked_node_is_told(how, told):
 
 
 def test_a_program_outlives_its_fork_server(tmp_path):
-    """Its nodes live on, and one that dies later is forked from another fork server."""
+    """Its nodes survive, and one that dies later is forked from another fork server."""
     program = _program(tmp_path / "rows", "one", "two")
     policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     manager = lp.launch(program, "test_mp", restart_policies={"one": policy})
@@ -263,7 +263,7 @@ def test_a_program_outlives_its_fork_server(tmp_path):
 
 
 def test_a_frozen_fork_server_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEMO", "frozen")  # A server of this test's own.
+    monkeypatch.setenv("DEMO", "frozen")  # Gives this test its own server.
     monkeypatch.setattr(fork_client, "_ANSWER_SECS", 2.0)
     server = fork_client.current()
     frozen = wait_until(lambda: server.pid)
@@ -296,7 +296,7 @@ def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, i
         return [line for line in caplog.messages if line.startswith("nodes are not forked")]
 
     if not is_forked:
-        wait_until(lines)  # A server that dies is given up at its third end.
+        wait_until(lines)  # A server that dies is given up after its third death.
     assert len(lines()) == (0 if is_forked else 1)
 
 
@@ -319,7 +319,7 @@ print(fork_client.current().pid)
 
 
 def test_the_imports_of_a_program():
-    """Installed packages that the nodes' modules use, and what nodes import themselves."""
+    """Installed packages that the nodes' modules use, and those that nodes themselves import."""
     node = lp.MultiThreadingColocation([lp.ReverbNode(list)])
     name = programs.__name__.encode()
     pickle = b"\x8c" + bytes([len(name)]) + name + b"."

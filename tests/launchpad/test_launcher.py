@@ -1,4 +1,4 @@
-"""The launching process: signals, its own death, environment and output of its nodes."""
+"""The launching process: signals, its death, and the environment and output of its nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROOT = _SCRIPT.parents[2]
 
 
 class _Launcher:
-    """A child that launches the program of launcher.py."""
+    """A child process that launches the program of launcher.py."""
 
     def __init__(self, engine: str, scenario: str, path: pathlib.Path):
         self.path = path
@@ -71,7 +71,7 @@ def launch_script(tmp_path):
 
 
 def _all_gone(processes: list[psutil.Process], timeout: float) -> bool:
-    """Ended; an orphan may still wait for init to ask for its status."""
+    """Returns whether all have ended; an orphan may remain as a zombie until init reaps it."""
     _, alive = psutil.wait_procs(processes, timeout=timeout)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
@@ -107,7 +107,7 @@ def test_the_end_of_the_script_waits_for_programs_beside_one_that_failed(launch_
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_ctrl_c_at_the_end_of_the_script_stops_all_programs(monkeypatch, is_interrupted):
-    """Also as an exception: where another thread has launched them, nobody handles signals."""
+    """Also as an exception: if another thread has launched them, nobody handles the signal."""
     record = errors.ExceptionRecord.of(ValueError("the first is broken"))
     error = KeyboardInterrupt() if is_interrupted else lp.NodeFailedError("node", 0, record)
     told = []
@@ -136,7 +136,7 @@ def test_classes_of_the_main_script_are_the_same_in_all_processes(launch_script)
     status, output = launcher.finish(timeout=60)
     assert (status, output) == (0, "")
     assert launcher.lines().count("caught: the note is empty") == 2
-    # Each call reset what the class had counted.
+    # Previously, each call reset the class's counter.
     counts = [line.split()[1] for line in launcher.lines() if line.startswith("received:")]
     assert max(map(int, counts)) >= 6
 
@@ -165,7 +165,7 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
     launcher.process.send_signal(number)
     status, output = launcher.finish(timeout=60)
     assert status == 0
-    # On a busy machine, Ray takes so long to start a node that the launcher says so.
+    # On a busy machine, the launcher may log that it waits for Ray to start a node.
     lines = [line for line in output.splitlines() if "waiting for Ray" not in line]
     assert lines[0].startswith(f"{number.name}: stopping")
     assert launcher.lines()[2:] == ["saved", "saved"]
@@ -197,7 +197,7 @@ def test_a_script_that_exits_gracefully_stops_its_programs(launch_script, scenar
 
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
-    """SIGHUP under nohup, SIGINT behind a script's `&`."""
+    """For example, SIGHUP under nohup, and SIGINT in a command that a script starts with `&`."""
     monkeypatch.setattr(lp_manager, "_taking_signals", [])
     monkeypatch.setattr(lp_manager, "_old_handlers", {})
     stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {ignored}
@@ -226,14 +226,14 @@ def test_a_script_that_was_stopped_itself_is_given_time_to_see_the_end(monkeypat
         )
 
     manager = program(is_of_main_thread=True, end_was_seen=False)
-    # What another thread saw says nothing of the script's own loop.
+    # That another thread saw an end does not mean that the script's loop did.
     other = program(is_of_main_thread=False, end_was_seen=True)
-    # Nor does what the script saw of a program that had ended before the signal.
+    # Nor does it count that the script saw the end of a program before the signal.
     earlier = program(is_of_main_thread=True, end_was_seen=True)
     pauses, killed = [], []
 
     def sleep(secs):
-        pauses.append(60.0 if not pauses else secs)  # Stopped, and then the first to go on.
+        pauses.append(60.0 if not pauses else secs)  # Suspended; this thread resumes first.
         manager._end_was_seen = was_seen and len(pauses) == 2
 
     monkeypatch.setattr(lp_manager, "_taking_signals", [earlier, manager, other])
@@ -250,12 +250,12 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
     launcher = launch_script(engine, "deaf")
     nodes = launcher.wait_for_start()
     launcher.process.send_signal(signal.SIGINT)
-    # Two of them that are pending at one time are one.
+    # Two SIGINTs that are pending at the same time are delivered as one.
     while "SIGINT: stopping" not in (line := launcher.process.stdout.readline()):
         assert line, "it has ended"
     assert launcher.process.poll() is None
     launcher.process.send_signal(signal.SIGINT)
-    status, output = launcher.finish(timeout=100)  # The first alone kills after 300.
+    status, output = launcher.finish(timeout=100)  # The first alone kills after 300 s.
     assert status == 1 and "KeyboardInterrupt" in output
     assert _all_gone(nodes, timeout=60)
 
@@ -265,7 +265,7 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
     [("local_mt", "node"), ("local_mp", "node"), ("local_mp", "script"), ("local_mt", "chained")],
 )
 def test_what_a_program_forks_ends_by_itself_and_by_signals(engine, where):
-    """It inherits what makes launcher and nodes go on, without what these wait for."""
+    """Forks inherit the handlers that keep launcher and nodes running, not what these wait for."""
     script = _SCRIPT.with_name("forking_launcher.py")
     launcher = subprocess.Popen(
         [sys.executable, str(script), engine, where],
@@ -339,7 +339,7 @@ def test_a_script_with_absl_flags(engine):
     ],
 )
 def test_a_script_that_does_not_parse_absl_flags(words, told):
-    """absl.logging defines `-v`, which the script may have defined for itself."""
+    """absl.logging defines `-v`, which the script may use as an option of its own."""
     code = """
 import absl.logging
 from absl import flags

@@ -1,4 +1,4 @@
-"""Threads that run nodes: how they are interrupted."""
+"""How threads that run nodes are interrupted."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ _wait_until = functools.partial(wait_until, pause=0.001)
 
 
 class SlowEvent(threading.Event):
-    """A thread's `_started`, whose `wait` returns late."""
+    """A replacement for a thread's `_started` whose `wait` returns late."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class SlowEvent(threading.Event):
 
 
 def test_an_interrupt_waits_until_a_thread_that_the_node_starts_runs():
-    """Else it might end that thread in place of the node, which would wait for it for ever."""
+    """Otherwise it might end that thread instead of the node, which would wait for it forever."""
     started, errors = SlowEvent(), []
 
     def execute():
@@ -65,7 +65,7 @@ def test_an_interrupt_waits_until_a_thread_that_the_node_starts_runs():
 
 
 def test_an_interrupt_that_is_late_is_given_up():
-    """The node has left `run()` by itself meanwhile, and others still call it."""
+    """Meanwhile, the node has returned from `run()` by itself, and others still call it."""
     started, is_serving, may_end, ended = SlowEvent(), threading.Event(), threading.Event(), []
 
     def execute():
@@ -100,7 +100,7 @@ def test_a_node_is_interrupted_while_it_has_something_to_do_of_its_own(monkeypat
     asked, may_return = queue.SimpleQueue(), threading.Event()
 
     def ask(thread, is_wanted):
-        if thread.name.startswith("waiting/0"):  # Not a blocked node that another test left.
+        if thread.name.startswith("waiting/0"):  # Not a blocked node that another test left behind.
             asked.put(is_wanted)
 
     monkeypatch.setattr(NodeThread, "interrupt", ask)
@@ -118,7 +118,7 @@ def test_a_node_is_interrupted_while_it_has_something_to_do_of_its_own(monkeypat
 
 
 def test_an_interrupt_after_run_does_not_end_a_server(monkeypatch):
-    """It was set while `run()` returned, and is raised in what the node does next."""
+    """It is set while `run()` returns, and raised in whatever the node does next."""
     set_state, interrupts = lp_runtime.NodeRuntime.set_state, []
 
     def interrupted(self, state):
@@ -149,7 +149,7 @@ def test_a_late_signal_does_not_end_a_process_that_serves():
 
 
 def test_a_signal_within_the_lock_of_a_condition_comes_again(monkeypatch):
-    """An exit handler that uses the condition would wait for ever."""
+    """Otherwise, an exit handler that uses the condition would wait forever."""
     runtime = types.SimpleNamespace(
         was_interrupted=True, is_active=True, stop_event=threading.Event()
     )
@@ -258,12 +258,12 @@ def _enter(condition, has_begun):
             has_begun.set()
             with condition:
                 return
-        except SystemExit:  # It was on its way there.
+        except SystemExit:  # It had not reached the lock yet.
             continue
 
 
 def test_a_node_that_waits_for_the_lock_of_a_condition_does_not_hold_up_the_end(caplog):
-    """The interrupt waits until the node has it, and whoever kills the node does not."""
+    """The interrupt waits until the node has the lock; the end of the program does not."""
     condition, has_begun = threading.Condition(), threading.Event()
     program = lp.Program("test")
     program.add_node(lp.PyNode(_enter, condition, has_begun), label="node")
@@ -277,7 +277,7 @@ def test_a_node_that_waits_for_the_lock_of_a_condition_does_not_hold_up_the_end(
 
 
 def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
-    """Half of the interrupts struck between the acquisition and the entry of `with`."""
+    """Previously, half of the interrupts struck between the acquisition and the entry of `with`."""
     for _ in range(15):
         condition = threading.Condition()
 
@@ -289,7 +289,7 @@ def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
         node = NodeThread("node", types.SimpleNamespace(execute=execute), None, lambda error: None)
         node.start()
         time.sleep(0.001)
-        for _ in range(10):  # Python drops an exception in a callback or a finalizer.
+        for _ in range(10):  # Python discards an exception in a callback or a finalizer.
             node.interrupt()
             node.join(3)
             if not node.is_alive():
@@ -308,7 +308,7 @@ class _Handler(logging.Handler):
 
 
 def test_an_interrupted_node_gives_back_the_lock_of_logging():
-    """It waits for the lock when it is interrupted, and would end as soon as it has it."""
+    """It waits for the lock when it is interrupted, and would end as soon as it acquires it."""
     handler, record = _Handler(), logging.makeLogRecord({"msg": "step"})
 
     def execute():
@@ -324,7 +324,7 @@ def test_an_interrupted_node_gives_back_the_lock_of_logging():
         interrupt.join(0.2)
         assert interrupt.is_alive() and node.is_alive()
     interrupt.join(60)
-    for _ in range(10):  # Python drops an exception in a callback or a finalizer.
+    for _ in range(10):  # Python discards an exception in a callback or a finalizer.
         node.join(3)
         if not node.is_alive():
             break
@@ -336,7 +336,7 @@ def test_an_interrupted_node_gives_back_the_lock_of_logging():
 def test_an_interrupt_waits_until_a_node_that_waits_for_an_import_has_its_lock(
     tmp_path, monkeypatch
 ):
-    """Else others that wait for the import would go on waiting after its end."""
+    """Otherwise, others that wait for the import would still wait after the node's end."""
     begun, may_end = tmp_path / "begun", tmp_path / "may_end"
     (tmp_path / "slow_to_import.py").write_text(
         f"import pathlib, time\n"
@@ -417,13 +417,13 @@ def test_a_thread_that_has_gone_on_since_the_look_is_not_struck():
     is_struck = False
     while not is_struck:
         assert time.monotonic() < deadline
-        outer = sys._current_frames()[thread.ident]  # It may be late to get here.
+        outer = sys._current_frames()[thread.ident]  # It may reach this frame late.
         is_struck = node_thread._strike(thread.ident, outer, outer.f_lasti)
     assert ended.wait(60)
 
 
 def test_an_interrupted_node_gives_back_the_locks_of_grpc():
-    """A sixth of the interrupts left the lock of a channel acquired, whose end then hung."""
+    """Previously, a sixth of the interrupts left a channel's lock acquired, and `close` hung."""
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Echo()])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()

@@ -106,7 +106,7 @@ class _HandleWithFields(_Handle):
 
 
 def test_a_handle_with_fields_is_a_handle():
-    """It was taken for a container, and left as it is."""
+    """Previously, it was mistaken for a container and left unchanged."""
     handle = _HandleWithFields("a")
     tree = [handle, _Frozen(handle)]
     assert dereference.dereference_tree(tree) == ["client", _Frozen("client")]
@@ -125,7 +125,7 @@ def test_a_deferred_object_is_made_once_in_a_node():
 
 
 def test_plain_leaves_are_passed_over():
-    """A list of two million numbers took ten seconds."""
+    """Previously, a list of two million numbers took ten seconds."""
     visited = []
     handle = _Handle()
     tree = [1, 2.0, "text", b"bytes", None, True, handle, {"a": 1, "b": [handle]}, ()]
@@ -261,8 +261,8 @@ def test_a_cacher_asks_its_source_rarely(engine):
     for _ in range(50):
         client.get_variables(["a", "b"])
     calls = origin.calls()
-    assert calls <= 2 + (time.monotonic() - started) / 0.3  # A busy machine takes seconds for this.
-    assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments: another answer.
+    assert calls <= 2 + (time.monotonic() - started) / 0.3  # A busy machine takes seconds.
+    assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments have another answer.
     _wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
     assert rpc_client.list_methods(client) == rpc_client.list_methods(origin)
     with pytest.raises(KeyError, match="from the source"):
@@ -273,7 +273,7 @@ def test_a_cacher_asks_its_source_rarely(engine):
 
 
 class _PartlyBroken(programs.Source):
-    """Has a method that waits, once it is cached and the other one was called."""
+    """Has a method that blocks once the other one has been called."""
 
     def __init__(self):
         super().__init__()
@@ -308,11 +308,11 @@ def test_a_cacher_refreshes_the_other_answers_while_one_does_not_come(caplog):
     _wait_until(lambda: is_answered(client.block))  # The first to be refreshed.
     _wait_until(lambda: is_answered(lambda: client.get_variables(["a"])))
     _wait_until(num_given_up)
-    # It went on meanwhile, and goes on: not once each time that the other is given up.
+    # Its refreshes continue, and more often than once each time that the other call is given up.
     _wait_until(lambda: client.get_variables(["a"])["a"] > 5 + 2 * num_given_up())
     now = client.get_variables(["a"])["a"]
     _wait_until(lambda: client.get_variables(["a"])["a"] > now + 5)
-    assert client.block() == 0  # The old answer is good still.
+    assert client.block() == 0  # The old answer is still valid.
     manager.resolve(patient).release()
     manager.stop_and_wait()
 
@@ -364,7 +364,7 @@ def test_concurrent_calls_are_batched(pad_batch, monkeypatch):
 
 @pytest.fixture
 def call_together(monkeypatch):
-    """Returns the results of calls given as (args, kwargs), made in this order in one batch."""
+    """A function that makes calls, given as (args, kwargs), in order and returns their results."""
     is_queued = threading.Semaphore(0)
 
     class Calls(queue.SimpleQueue):
@@ -387,7 +387,7 @@ def call_together(monkeypatch):
 
 
 def test_a_batch_takes_calls_of_any_style(call_together):
-    """Arguments were dropped, or the batch failed, where callers wrote their calls differently."""
+    """Previously, if callers passed arguments differently, some were lost or the batch failed."""
     seen = []
 
     def add(x, y=0, *more, factor=1, **named):
@@ -400,9 +400,9 @@ def test_a_batch_takes_calls_of_any_style(call_together):
         assert call_together(handler, *order) in ([1, 7, 10], [10, 7, 1])
     assert seen[0] == ([1, 2, 3], [0, 5, 7], (), [1, 1, 2], {})
     call_together(handler, ((1, 2), {}), ((3, 4), {}), ((5, 6), {}))
-    assert seen[-1] == ([1, 3, 5], [2, 4, 6], (), 1, {})  # Nobody has given a factor.
+    assert seen[-1] == ([1, 3, 5], [2, 4, 6], (), 1, {})  # No call passed a factor.
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
-        handler(y=1)  # Alone: it waits for no batch.
+        handler(y=1)  # It fails immediately, without waiting for a batch.
     for error in call_together(handler, ((1,), {"a": 1}), ((1,), {"b": 1}), ((1,), {})):
         assert isinstance(error, ValueError) and "same keys" in str(error)
     same = lp.batched_handler(batch_size=2, timeout=60)(lambda x=None: [repr(x)] * 2)
@@ -411,7 +411,7 @@ def test_a_batch_takes_calls_of_any_style(call_together):
 
 
 def test_arrays_beside_a_default_are_a_list_in_any_order(call_together):
-    """The first call decided, so that the batch failed whenever its array came first."""
+    """Previously, the first call decided, and the batch failed if that one had the array."""
     seen = []
 
     def masked(x, mask=None):
@@ -428,7 +428,7 @@ def test_arrays_beside_a_default_are_a_list_in_any_order(call_together):
 
 
 class _WhoAmI:
-    """Tells in which node it runs."""
+    """Returns the id of the stop event of the node in which it runs."""
 
     def __init__(self):
         self.batched = lp.batched_handler(batch_size=1)(self.batched)
@@ -441,7 +441,7 @@ class _WhoAmI:
 
 
 def test_a_batched_method_runs_in_its_node():
-    """Its threads found the program launched last, or refused to choose one of several."""
+    """Previously, its threads used the program launched last, or failed if there were several."""
     managers, clients = [], []
     for _ in range(2):
         program = lp.Program("test")
@@ -490,7 +490,7 @@ def test_colocated_nodes_share_a_process(engine, tmp_path):
 
 
 def test_processes_do_not_run_as_threads():
-    """Such a part was accepted, and failed when it ran."""
+    """Previously, such a part was accepted and failed when it ran."""
     outer = lp.MultiThreadingColocation([])
     inner = lp.MultiProcessingColocation([lp.PyNode(print)])
     with pytest.raises(ValueError, match="got a MultiProcessingColocation; put the"):
@@ -592,7 +592,7 @@ def test_flags_reach_processes(tmp_path, value):
 
 
 def _define_flags(recorder):
-    """Defines flags, as a module does that is imported in the node only."""
+    """Defines flags, as a module that is only imported in the node does."""
     from absl import flags
 
     flags.DEFINE_integer("lp_late_number", 1, "For this test.", short_name="lp_late")
@@ -609,7 +609,7 @@ def _define_flags(recorder):
 
 
 def test_text_for_a_flag_is_parsed_where_the_flag_is_defined(tmp_path):
-    """It was taken for the value: "false" was true."""
+    """Previously, the text was used as the value, so that "false" was true."""
     program, recorder = programs.recorder_program(tmp_path / "entries")
     program.add_node(lp.PyNode(_define_flags, recorder), label="node")
     args = {
@@ -623,7 +623,7 @@ def test_text_for_a_flag_is_parsed_where_the_flag_is_defined(tmp_path):
     assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
     assert (tmp_path / "entries").read_text() == (
         "(5, False, ['a', 'b'], ['x', 'y'])\n(5, 'comma separated list of strings', 'text')\n"
-        f"{sorted(args)}\n"  # What programs that the node launches get.
+        f"{sorted(args)}\n"  # The flags that programs launched by the node receive.
     )
 
 
@@ -633,7 +633,7 @@ def _loop_after_a_program(recorder, looping):
     lp.launch(program, "local_mt").wait()
     recorder.add("looping")
     try:
-        looping.touch()  # The call above is answered, and the client connected.
+        looping.touch()  # The call above has returned, so the client is connected.
         while True:
             time.sleep(0.02)
     finally:
@@ -682,7 +682,7 @@ def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is
     try:
         _wait_until(lambda: len(inner) == 2)
         assert inner[0].wait(timeout=60)
-        assert not inner[1].wait(timeout=0.3)  # It is the one of the node that runs.
+        assert not inner[1].wait(timeout=0.3)  # It belongs to the node that is running.
         manager.stop_and_wait()
         assert inner[1].wait(timeout=60)
     finally:
@@ -701,7 +701,7 @@ def test_waiting_for_some_of_the_nodes(caplog):
     assert manager.wait(labels_to_wait_for=["short"], timeout=60)
     assert manager.wait(return_on_first_completed=True, timeout=60)
     assert not manager.wait(labels_to_wait_for=["long"], timeout=0.3)
-    assert not manager.wait(labels_to_wait_for=[], timeout=0.3)  # All, as upstream's.
+    assert not manager.wait(labels_to_wait_for=[], timeout=0.3)  # Waits for all, as in upstream.
     with pytest.raises(ValueError, match=r"expected groups out of \['long', 'short'\], got"):
         manager.wait(labels_to_wait_for=["missing"])
     release.set()

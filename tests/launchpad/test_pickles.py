@@ -12,7 +12,7 @@ def test_a_class_that_nothing_else_refers_to_keeps_its_attributes():
         return by_value.dumps(kind())
 
     payload = sent()
-    gc.collect()  # This process forgets the class, as if another one had sent it.
+    gc.collect()  # This process drops the class, as if another process had sent it.
     for total in (0, 1):
         kind = type(pickle.loads(payload))
         assert kind.total == total

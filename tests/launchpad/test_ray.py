@@ -1,4 +1,4 @@
-"""What only the engine for Ray does."""
+"""Behaviour specific to the Ray engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_switchboard_hears_only_those_with_secret_and_key(switchboard):
 
 
 def test_a_node_talks_to_its_launcher_alone():
-    """Not to a process that has taken the port of a launcher that died."""
+    """It does not talk to a process that has taken the port of a dead launcher."""
     heard = []
 
     def impersonate(listener):
@@ -147,7 +147,7 @@ print(said)
 
 
 def test_every_connection_has_its_own_token_and_network(tmp_path):
-    """Whatever Ray has read for an earlier one of the same process."""
+    """Regardless of what Ray has read for an earlier connection of the same process."""
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_DEDUP_LOGS": "0"}
     environment["RAY_COLOR_PREFIX"] = "0"
     for name in ("MODE", "TOKEN_PATH"):
@@ -174,7 +174,7 @@ def test_own_code_in_the_directory_of_an_environment_is_shipped(tmp_path, monkey
     paths = {**sysconfig.get_paths(), "data": str(tmp_path)}
     monkeypatch.setattr(sysconfig, "get_paths", lambda *_: paths)
     own, installed = tmp_path / "lp_own.py", tmp_path / "site-packages" / "lp_installed.py"
-    installed.parent.mkdir()  # Of a user, for example.
+    installed.parent.mkdir()  # A user's site-packages, for example.
     for file in (own, installed):
         file.touch()
         module = types.ModuleType(file.stem)
@@ -190,7 +190,8 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
     import ray
 
     here = ray.get_runtime_context().gcs_address
-    # As if this machine were a member of a named cluster, where nobody else sees `tmp_path`.
+    # As if this machine belonged to a cluster given by address, whose other members cannot read
+    # `tmp_path`.
     named = cluster.RayCluster(here, cluster.LOOPBACK, lambda: None)
     monkeypatch.setattr(cluster, "_shared", named)
     cluster.acquire(here)
@@ -201,7 +202,7 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
         (package / "__init__.py").write_text("from ._generated import run")
         code = f"import launchpad\n\ndef run():\n    launchpad.{name}()\n"
         (package / "_generated.py").write_text(code)
-        (package / ".gitignore").write_text("_generated.py")  # As what is generated often is.
+        (package / ".gitignore").write_text("_generated.py")  # As for most generated files.
     program = lp.Program("test")
     program.add_node(lp.PyNode(importlib.import_module("lp_wait_for_stop").run), label="node")
     manager = lp.launch(program, "ray", address=here)
@@ -210,7 +211,7 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
 
 
 def _content(uri):
-    """Returns what Ray has of the file of a package."""
+    """Returns the name and the content of the only file in a package that Ray holds."""
     from ray.experimental import internal_kv
 
     (name,) = (archive := zipfile.ZipFile(io.BytesIO(internal_kv._internal_kv_get(uri)))).namelist()
@@ -218,7 +219,7 @@ def _content(uri):
 
 
 def test_code_is_shipped_as_it_was_at_the_launch(ray_connection, tmp_path, monkeypatch):
-    """Even to a node that starts again when Ray has deleted what nobody used."""
+    """Even to a node that restarts after Ray has deleted unused packages."""
     from ray.experimental import internal_kv
 
     file, late = tmp_path / "lp_own" / "__init__.py", tmp_path / "lp_late.py"
@@ -300,7 +301,7 @@ def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connecti
 
 
 def test_nodes_have_the_priority_of_their_program(ray_connection):
-    """Ray's own default is 15, with which other processes leave them next to nothing."""
+    """Ray's default niceness is 15, with which other processes leave them hardly any CPU time."""
     import ray
 
     assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
@@ -319,7 +320,7 @@ def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
 
 
 def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypatch):
-    """Its exit status tells that much."""
+    """Its exit status shows that it has failed."""
 
     def receive(channel, receive=lp_channel.Channel.receive):
         while (message := receive(channel)) is not None and message[0] == "failed":
@@ -337,7 +338,7 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
 def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
     code = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
     with (
-        (tmp_path / "own").open("w"),  # The launcher itself is spared.
+        (tmp_path / "own").open("w"),  # The launcher itself is not killed.
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / "log")],
             stdin=subprocess.PIPE,

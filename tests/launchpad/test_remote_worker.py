@@ -1,4 +1,4 @@
-"""What a launcher makes of a node's process: what it was told last, and how it ended."""
+"""How a launcher interprets a node's process: its last messages, and how it ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Worker(remote_worker.RemoteWorker):
 
 
 class _LateChannel(lp_channel.Channel):
-    """Its reader gets no processor time before `may_read`."""
+    """A channel whose reader gets no processor time before `may_read` is set."""
 
     def __init__(self, connection: socket.socket):
         super().__init__(connection)
@@ -42,7 +42,7 @@ class _LateChannel(lp_channel.Channel):
 
 
 def _supervisor(ended):
-    """A supervisor that keeps how workers ended in the list `ended`."""
+    """Returns a supervisor that appends to `ended` how workers ended."""
     return types.SimpleNamespace(
         post_failing=lambda worker, record: None,
         post_ended=lambda worker, record: ended.append(record),
@@ -51,7 +51,7 @@ def _supervisor(ended):
 
 @pytest.mark.parametrize("is_inherited", [False, True])
 def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, is_inherited):
-    """Or a node that raised would be started again, as if it had died."""
+    """Otherwise, a node that raised would be restarted as if its process had died."""
     monkeypatch.setattr(remote_worker, "_ARRIVAL_SECS", 0.05)
     ended = []
     ours, nodes = socket.socketpair()
@@ -60,7 +60,7 @@ def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, i
     worker.attach(channel)
     raised = errors.ExceptionRecord.of(ValueError("why it ended"))
     assert lp_channel.Channel(nodes).send("failed", raised)
-    if not is_inherited:  # By a process that outlives the node.
+    if not is_inherited:  # Else a process that outlives the node holds the socket.
         nodes.close()
     threading.Timer(0.3, channel.may_read.set).start()
     begun = time.monotonic()
@@ -72,7 +72,7 @@ def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, i
 
 
 def test_what_a_node_told_counts_although_it_ends_while_it_is_attached():
-    """On Ray, its call and its end reach two threads."""
+    """On Ray, a node's connection and its end are handled by two threads."""
 
     class LateWorker(_Worker):
         def _thread(self, *args):
@@ -97,7 +97,7 @@ def test_what_a_node_told_counts_although_it_ends_while_it_is_attached():
 
 
 def test_the_time_in_which_a_node_was_frozen_is_no_life():
-    """Or one that freezes after each start would be started again for ever."""
+    """Otherwise, a node that freezes after each start would be restarted forever."""
     member = lp_member.Member("node", 0, lp.PyNode(print))
     member.restart_policy = lp.RestartPolicy(max_restarts=2, frozen_after_secs=400.0)
     pauses, ended = [], []
@@ -114,7 +114,7 @@ def test_the_time_in_which_a_node_was_frozen_is_no_life():
 
 
 def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor():
-    """The links of a lost machine stay open and silent."""
+    """The connections of a lost machine stay open but silent."""
     ended, kills, workers = [], [], []
     pairs = [socket.socketpair() for _ in range(4)]
     for ours, _ in pairs:
@@ -122,7 +122,7 @@ def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor():
         workers[-1].kill = lambda: kills.append(1)
         workers[-1].attach(lp_channel.Channel(ours))
     begun = time.monotonic()
-    for _ in range(3):  # As long as it does not know of their end.
+    for _ in range(3):  # Repeatedly, as before the supervisor learns of their end.
         for worker in workers:
             worker.end_frozen(61.0)
     assert time.monotonic() - begun < 0.9 * remote_worker._ARRIVAL_SECS
@@ -134,7 +134,7 @@ def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor():
 
 
 def test_what_is_told_of_a_frozen_process_is_not_how_it_was_killed():
-    """The thread that waits for the process finds its end at once."""
+    """The thread that waits for the process notices immediately that it was killed."""
 
     class Watched(_Worker):
         def kill(self) -> None:
@@ -161,7 +161,7 @@ def test_a_node_asks_whether_its_launcher_runs():
 
 def test_a_node_that_reads_again_gets_all_it_was_told():
     ours, nodes = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel takes its least.
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel uses its minimum.
     nodes.settimeout(0.2)
     node = lp_channel.Channel(nodes)
     worker = _Worker(lp_member.Member("node", 0, lp.PyNode(print)), types.SimpleNamespace())
@@ -187,7 +187,7 @@ def test_a_node_that_reads_again_gets_all_it_was_told():
 
 @pytest.mark.parametrize("is_told_to_stop", [False, True])
 def test_a_stranger_s_sigterm_waits_for_a_launcher_that_gets_no_time(monkeypatch, is_told_to_stop):
-    """It may have got SIGTERM as well, as all processes of a service do."""
+    """The launcher may have received SIGTERM as well, as all processes of a service do."""
     monkeypatch.setattr(lp_child, "_LAUNCHER_SECS", 0.1)
     sent, died = [], []
     node = types.SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What nodes may use: the environment of their processes, GPUs, CPUs."""
+"""The resources of nodes: the environment of their processes, GPUs, CPUs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_fits_on_no_machine_is_refused():
         ray.place(many, _CLUSTER, can_grow=False)
     ray.place(many, _CLUSTER, can_grow=True)  # They wait for the cluster to grow.
     parts = _members(actor=[lp.PythonProcess(gpus=part) for part in (0.05, 0.55, 0.3, 0.1)])
-    ray.place(parts, _CLUSTER, can_grow=False)  # Added one by one, they are more than 1.
+    ray.place(parts, _CLUSTER, can_grow=False)  # Naively summed, they exceed 1 by rounding.
 
 
 def test_colocations_go_to_one_machine_each():
@@ -126,7 +126,7 @@ def test_nodes_see_their_environment(engine, request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("engine", ["test_mp", "ray"])
 def test_a_groups_own_python_path_comes_first(engine, request, tmp_path, monkeypatch):
-    """It was set, and nothing was imported from there."""
+    """Previously, it was set, but nothing was imported from there."""
     if engine == "ray":
         request.getfixturevalue("ray_connection")
     for directory in ("launcher", "group"):

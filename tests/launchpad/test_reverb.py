@@ -1,4 +1,4 @@
-"""A program with a real Reverb table. These are the only tests that import TensorFlow."""
+"""A program with a real Reverb table."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _write_until_the_end(client, recorder) -> None:
     recorder.add(client.server_info()["queue"].current_size)
 
 
-# Ray has a program with a table in test_upstream_programs.py, and its processes end in this order
-# too; importing Reverb costs each of them eight CPU seconds.
+# Not on Ray: test_upstream_programs.py runs a program with a table there, and its processes end in
+# the same order; importing Reverb costs each of them eight CPU seconds.
 @pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
 def test_a_table_serves_until_its_writers_have_left(engine, tmp_path, monkeypatch):
-    # A proxy, which nobody answers for, is not for the nodes of a program.
+    # Nodes of a program must not use a proxy; nothing listens at this one.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.setenv(name, "")  # Restores it after the test.

@@ -47,7 +47,7 @@ def service():
 
 
 class _Exploding:
-    """Leaves a mark when it is unpickled."""
+    """Sets a flag when it is unpickled."""
 
     unpickled = False
 
@@ -61,7 +61,7 @@ def _explode() -> None:
 
 def test_arguments_and_results(service):
     assert service.echo(1, "two", key=None) == ((1, "two"), {"key": None})
-    assert service.same(lambda x: x + 1)(1) == 2  # Functions travel by value.
+    assert service.same(lambda x: x + 1)(1) == 2  # Functions are sent by value.
     assert service.futures.same([3]).result(timeout=60) == [3]
     methods = rpc_client.list_methods(service)
     assert "echo" in methods and not {"value", "costly", "dear"} & set(methods)
@@ -92,7 +92,7 @@ def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
 
 
 def _classes():
-    """Classes that use one another, a lock and a global, and cannot be imported."""
+    """Returns classes that cannot be imported and use one another, a lock and shared state."""
     lock, state = threading.Lock(), {"touched": 0}
 
     class Base:
@@ -116,7 +116,7 @@ def _classes():
 
 
 def test_a_call_does_not_reset_the_classes_that_it_carries():
-    """Attributes went back to what they were when the call was sent."""
+    """Previously, class attributes were reset to their values at the time of the call."""
     base, item, error = _classes()
     sent = wire.encode(b"", b"", (item(), item.kind.LARGE))
     record = errors.ExceptionRecord.of(error("text"))
@@ -125,7 +125,7 @@ def test_a_call_does_not_reset_the_classes_that_it_carries():
     assert type(received) is item and kind is item.kind.LARGE
     assert type(record.rebuild()) is error
     assert base.total == item.total == error.total == 5
-    # A lock does not pickle; nor do the methods see copies of their globals.
+    # A lock does not pickle, and the methods must not see copies of their globals.
     assert [received.touch(), item().touch(), received.copy().touch()] == [1, 2, 3]
 
 
@@ -183,7 +183,7 @@ class _Mute(Exception):
 
 
 def test_an_exception_keeps_its_message_whatever_its_init_makes_of_it():
-    """The message was given to `__init__`, which made another one of it."""
+    """Previously, the message was passed to `__init__`, which built another message from it."""
     for error in (_Quota("bob"), _Disk(5, "sda")):
         record = errors.ExceptionRecord.of(error)
         rebuilt = record.rebuild()
@@ -195,7 +195,7 @@ def test_an_exception_keeps_its_message_whatever_its_init_makes_of_it():
 
 
 def test_an_exception_keeps_its_type_whatever_its_init_takes():
-    """It became a RemoteError, and a group of exceptions with it."""
+    """Previously, it became a RemoteError, and so did a group that contains it."""
     for error in (_Pair(1, 2), _Coded(code=3)):
         for number, each in enumerate((error, ExceptionGroup("all", [_Quota("bob"), error]))):
             rebuilt = errors.ExceptionRecord.of(each).rebuild()
@@ -220,7 +220,7 @@ def test_a_deadline_ends_a_call(service):
     ):
         hasty.block(60)
     assert time.monotonic() - started < 30
-    # What was reached before is slow.
+    # A server that was reached before counts as slow.
     patient = lp.CourierClient(service.address, call_timeout=60)
     patient.same(1)
     patient._connection.timeout = 0.3
@@ -241,7 +241,7 @@ def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
 
 
 def test_a_cancelled_future_ends_the_wait_for_several(service):
-    """They waited on, for ever: it was cancelled, and they were never told."""
+    """Previously, the waits never returned, because they were not notified of the cancellation."""
     cancelled, answered = service.futures.block(60), service.futures.same(1)
     assert cancelled.cancel() and cancelled.cancel()
     done = concurrent.futures.as_completed([cancelled, answered], timeout=60)
@@ -281,7 +281,7 @@ def _serve(**kwargs) -> rpc_server.MethodServer:
 
 @pytest.fixture
 def runtime():
-    """A node's runtime in this thread, whose program has the secret of `_serve`."""
+    """A node's runtime in this thread; its program has the secret of `_serve`."""
     info = lp_runtime.ProgramInfo(
         "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
     )
@@ -295,7 +295,7 @@ def runtime():
 
 
 def _send(address, body, *, secret=_SECRET, identity=b"", number=1, client=b"c" * 16):
-    """Sends a request as a client with these credentials would; returns the answer and its call."""
+    """Sends a request as a client with these credentials would; returns (answer, gRPC call)."""
     ticket = credentials.Ticket(client, number, 0)
     metadata = credentials.sign_request(secret, identity, ticket)
     options = [("grpc.max_send_message_length", -1)]
@@ -318,9 +318,9 @@ def test_a_call_without_the_right_signature_is_refused_unread(wrong):
                 _send(server.address, body + bytes(size), **wrong)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert not _Exploding.unpickled
-        # What this process prepared to send counts as well, and the copy that gRPC makes of it.
+        # This includes the request that this process sends, and gRPC's copy of it.
         assert psutil.Process().memory_info().rss - before < 450_000_000
-        _send(server.address, body, identity=b"this node")  # With the right one it is read.
+        _send(server.address, body, identity=b"this node")  # With the right signature, it is read.
         assert _Exploding.unpickled
     finally:
         _Exploding.unpickled = False
@@ -328,7 +328,7 @@ def test_a_call_without_the_right_signature_is_refused_unread(wrong):
 
 
 class _Impostor(grpc.GenericRpcHandler):
-    """Has taken the port of a node, answers with code to run, and keeps what it was sent."""
+    """Poses as a node, answers with a pickle that runs code, and keeps what it receives."""
 
     def __init__(self):
         self.seen = []
@@ -355,7 +355,7 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
             lp.CourierClient(impostor.address).same(1)
         with pytest.raises(lp.CourierAuthenticationError, match="does not know"):
             lp.CourierClient(impostor.address).futures.same(1).result(60)
-        # A client of a node goes on to where the node is now.
+        # A client of a node moves on to the node's current address.
         address = lp.Address()
         runtime.publish(address.key, impostor.address)
         client = lp.CourierClient(address)
@@ -369,7 +369,7 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
         threading.Thread(target=publish_once_it_was_asked).start()
         assert client.same(2) == 2
         assert not _Exploding.unpickled
-        assert len(impostor.seen) >= 6  # It was asked, and told neither secret nor signature of it.
+        assert len(impostor.seen) >= 6  # It was called, but never received the secret.
         assert not any(_SECRET in each for each in impostor.seen)
     finally:
         impostor.stop()
@@ -377,7 +377,7 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
 
 
 class _HalfImpostor(_Impostor):
-    """Answers one call when there is a second one, which it leaves without an answer."""
+    """Answers one call when there is a second one, which it leaves unanswered."""
 
     def __init__(self):
         super().__init__()
@@ -391,7 +391,7 @@ class _HalfImpostor(_Impostor):
 
 
 def test_other_futures_survive_the_answer_of_an_impostor(runtime):
-    """The thread in which gRPC tells of the answer cannot end the connection itself."""
+    """The thread in which gRPC delivers the answer cannot close the connection itself."""
     impostor, server, address = _HalfImpostor(), _serve(), lp.Address()
     runtime.publish(address.key, impostor.address)
     client = lp.CourierClient(address)
@@ -427,7 +427,7 @@ def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch,
     with pytest.raises(ValueError, match="expected LAUNCHPAD_SECRET with 64 hexadecimal digits"):
         credentials.of_user()
     monkeypatch.delenv(credentials.SECRET_VARIABLE)
-    file.write_bytes(b"")  # As a crash of the machine may leave it: everybody knows this one.
+    file.write_bytes(b"")  # As after a crash of the machine: everybody knows this secret.
     with pytest.raises(ValueError, match=r"expected a secret of 32 bytes in .*, got 0 bytes; rem"):
         credentials.of_user()
 
@@ -443,7 +443,7 @@ def test_nodes_and_others_who_know_the_secret_call_each_other(monkeypatch):
     try:
         assert manager.wait(labels_to_wait_for=["caller"], timeout=60)
         address = manager.resolve(recorder).address
-        monkeypatch.setattr(lp_runtime, "_launcher_runtimes", [])  # As in another process.
+        monkeypatch.setattr(lp_runtime, "_launcher_runtimes", [])  # As if in another process.
         assert lp.CourierClient(address).entries() == [42]
     finally:
         monkeypatch.undo()
@@ -467,7 +467,7 @@ def test_a_repeated_call_runs_once():
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             both = [pool.submit(_send, server.address, body, number=1) for _ in range(3)]
             answers = [each.result()[0] for each in both]
-        answers.append(_send(server.address, body, number=1)[0])  # It has ended, and is remembered.
+        answers.append(_send(server.address, body, number=1)[0])  # Ended; its answer is kept.
         assert [wire.decode(answer, 1) for answer in answers] == [[7, 1]] * 4
         assert wire.decode(_send(server.address, body, number=2)[0], 1) == [7, 2]
         assert wire.decode(_send(server.address, body, client=b"d" * 16)[0], 1) == [7, 3]
@@ -493,7 +493,7 @@ def test_answers_are_forgotten_once_they_are_confirmed():
 
 
 def test_a_long_open_call_keeps_no_later_answers(runtime):
-    """A server's memory grew by all answers beside one call that waited."""
+    """Previously, a server kept all later answers while a single call was open."""
     begun, release = threading.Event(), threading.Event()
     server = _serve()
     server.bind("block", lambda: begun.set() or release.wait(60))
@@ -505,7 +505,7 @@ def test_a_long_open_call_keeps_no_later_answers(runtime):
         for number in range(20):
             assert client.same(number) == number
         (kept,) = [c.calls for c in server._answers._clients.values()]
-        assert len(kept) == 2  # The open one, and the last.
+        assert len(kept) == 2  # The open call and the last one.
         release.set()
         assert waiting.result(60) is True
     finally:
@@ -520,7 +520,7 @@ def test_tickets_confirm_calls_beside_open_ones_in_any_order():
         ticket = credentials.Ticket(client, number, num_answered, open_calls)
         assert kept.get(ticket, lambda n=number: b"%d" % n) == b"%d" % number
     assert list(kept._clients[client].calls) == [1, 3, 5]
-    kept.get(credentials.Ticket(client, 3, 2, ()), lambda: b"again")  # An old one: 1 has ended.
+    kept.get(credentials.Ticket(client, 3, 2, ()), lambda: b"again")  # An old ticket: 1 has ended.
     for late in (1, 2):
         with pytest.raises(answers_lib.AnsweredError):
             kept.get(credentials.Ticket(client, late, 0), lambda: b"again")
@@ -554,7 +554,7 @@ def test_the_answers_of_clients_that_went_are_dropped(monkeypatch):
 
 
 def test_a_call_that_is_sent_again_after_many_minutes_runs_once(monkeypatch):
-    """While its client was cut off, the server has answered others."""
+    """While its client was cut off, the server has answered other clients."""
     clock = [0.0]
     monkeypatch.setattr(answers_lib, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     kept, runs = answers_lib.Answers(), []
@@ -573,7 +573,7 @@ def test_a_call_that_is_sent_again_after_many_minutes_runs_once(monkeypatch):
 
 
 class _Proxy:
-    """Passes bytes on between clients and a server; can cut, or fall silent like a lost host."""
+    """Forwards bytes between clients and a server; can cut connections, or go silent."""
 
     def __init__(self, target: str):
         host, _, port = target.partition(":")
@@ -616,7 +616,7 @@ class _Proxy:
 
 @pytest.fixture
 def proxied():
-    """(server, proxy before it, number of runs of its method `count`)."""
+    """(server, proxy in front of it, list with an entry for each run of its method `count`)."""
     runs = []
 
     def count(secs):
@@ -637,7 +637,7 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     was_cut = threading.Event()
 
     def hold():
-        """Ends some time after the cut, so that the client finds it at work."""
+        """Returns some time after the cut, so that the client finds the call still running."""
         runs.append(None)
         assert was_cut.wait(60)
         time.sleep(0.5)
@@ -646,7 +646,7 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     server.bind("hold", hold)
 
     def cut_amid_next_call(before):
-        """Once the server has begun it, however long that takes on a busy machine."""
+        """Cuts once the server has begun the call, however long that takes on a busy machine."""
         was_cut.clear()
 
         def cut():
@@ -673,7 +673,7 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
 
 
 def test_compression_works_in_both_directions(runtime, proxied):
-    """It did in requests alone."""
+    """Previously, it worked only in requests."""
     server, proxy, _ = proxied
     server.bind("large", lambda: np.zeros(1_000_000))
     for compress in (True, False):
@@ -689,7 +689,7 @@ def test_compression_works_in_both_directions(runtime, proxied):
 def test_the_time_without_a_server_counts_anew_once_it_was_found(
     runtime, proxied, monkeypatch, way
 ):
-    """A call that broke twice, more than `retry_secs` apart, was given up at once."""
+    """Previously, if a call broke twice, more than `retry_secs` apart, it was given up."""
     found = queue.SimpleQueue()
 
     class Call(connection.Call):
@@ -718,7 +718,7 @@ def test_a_client_made_before_the_launch_belongs_to_the_program():
     program = lp.Program("test")
     handle = program.add_node(lp.CourierNode(programs.Producer, 2), label="producer")
     other, _ = programs.recorder_program()
-    managers = [lp.launch(other, "test_mt")]  # It took the client for one of its own.
+    managers = [lp.launch(other, "test_mt")]  # Previously, this program claimed the client.
     try:
         client = handle.dereference()
         with pytest.raises(RuntimeError, match="before its program is launched"):
@@ -731,7 +731,7 @@ def test_a_client_made_before_the_launch_belongs_to_the_program():
 
 
 def test_a_client_of_the_launching_process_survives_the_end_of_the_program():
-    """The program may be launched again: it took the second launch for the end of the first."""
+    """Previously, if the program was launched again, the client took that for the program's end."""
     program = lp.Program("test")
     node = lp.CourierNode(programs.Producer, 2, courier_client_kwargs={"retry_secs": 0})
     handle = program.add_node(node, label="producer")
@@ -762,7 +762,7 @@ class _Hub:
 
 
 def test_a_client_in_a_call_belongs_to_the_program_of_its_server():
-    """It looked for its server in the program that was launched last."""
+    """Previously, it looked for its server in the program that was launched last."""
     programs_, hubs = [lp.Program("one"), lp.Program("two")], []
     for program in programs_:
         kwargs = {"call_timeout": 30}
@@ -781,7 +781,7 @@ def test_a_client_in_a_call_belongs_to_the_program_of_its_server():
 
 
 def test_a_silent_host_is_noticed(runtime, proxied):
-    """Its connections stay open, and nothing comes."""
+    """Its connections stay open, but no data arrives."""
     _, proxy, _ = proxied
     client = lp.CourierClient(proxy.address, retry_secs=0)
     assert client.count(0) == 1
@@ -813,7 +813,7 @@ def test_clients_that_are_dropped_leave_nothing_in_the_address_book(runtime):
     for number in range(3):
         assert lp.CourierClient(address).same(number) == number
     gc.collect()
-    assert len(runtime.book._watchers[address.key]) == 1  # That of all clients there will be.
+    assert len(runtime.book._watchers[address.key]) == 1  # The one that all clients share.
     assert not connection._followers[runtime.book][address.key]
     server.stop()
 
@@ -831,7 +831,7 @@ def test_deadlines_hold_before_the_address_is_known(runtime):
 
 
 def test_calls_end_when_the_program_stops_before_the_address_is_known(runtime):
-    """With the error of calls whose server went away."""
+    """They raise the same error as calls whose server is gone."""
     client = lp.CourierClient(lp.Address("late"))
     runtime.stop_event.set()
     for call in (client.same, lambda value: client.futures.same(value).result(50)):
@@ -855,7 +855,7 @@ def test_futures_need_no_threads(runtime):
         while len(runs) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.2)
-        assert len(runs) == 2  # As many as the pool has threads.
+        assert len(runs) == 2  # As many as the server's pool has threads.
         assert all(each.cancel() for each in waiting[2:])
         release.set()
         assert [each.result(60) for each in waiting[:2]] == [0, 1]
@@ -867,13 +867,13 @@ def test_futures_need_no_threads(runtime):
 
 
 def test_a_server_needs_a_thread():
-    """Every call hung."""
+    """Previously, every call hung."""
     with pytest.raises(ValueError, match="expected thread_pool_size of at least 1, got 0"):
         _serve(thread_pool_size=0)
 
 
 def test_a_taken_port_is_replaced_by_a_free_one(runtime):
-    """Unless the user has chosen it: others look for the node there."""
+    """Unless the user has chosen the port, because others look for the node there."""
     address = lp.Address()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What a node knows of its program, where two threads meet."""
+"""Concurrent access to a node's runtime."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _runtime() -> lp_runtime.NodeRuntime:
 @pytest.mark.parametrize(
     ("leaves", "num_interrupts"),
     [
-        ([True, True, True], 1),  # It saves for long.
-        ([False, False, True], 3),  # Python has dropped the first two.
-        ([True, False, True], 2),  # It has caught the first.
+        ([True, True, True], 1),  # The node takes long to save.
+        ([False, False, True], 3),  # Python has discarded the first two.
+        ([True, False, True], 2),  # The node has caught the first.
     ],
 )
 def test_a_node_that_is_on_its_way_out_is_not_interrupted_again(
@@ -59,7 +59,7 @@ def test_programs_that_threads_of_a_node_launch_at_the_same_time_are_all_awaited
 
     class Event(threading.Event):
         def is_set(self):
-            if other.ident is None:  # The first call: another thread adds a program meanwhile.
+            if other.ident is None:  # During the first call, another thread adds a program.
                 other.start()
                 other.join(0.3)
             return super().is_set()

@@ -1,4 +1,4 @@
-"""The order in which a program ends, and which failure is named, with workers that do nothing."""
+"""How a supervisor stops, restarts and reports nodes, with workers that do nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 
 class _Worker:
-    """Writes down what it is told; the test tells the supervisor what it does."""
+    """Logs the calls it receives; the test reports its state to the supervisor."""
 
     silent_secs = 0.0
     is_stopped = False
@@ -59,7 +59,7 @@ class _Worker:
 
 
 class _Program:
-    """Two nodes and a store, under a supervisor with a notice of `notice` seconds."""
+    """Two nodes and a store, under a supervisor with a termination notice of `notice` seconds."""
 
     def __init__(self, notice: float = 1.0):
         self.log: list[str] = []
@@ -216,7 +216,7 @@ def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
 
 
 def test_a_terminal_that_is_closed_stops_a_program_and_kills_nothing():
-    """The kernel tells its processes by SIGHUP, and the shell may do so again."""
+    """The kernel sends SIGHUP to its processes, and the shell may send it again."""
     program = _Program(notice=300)
     for _ in range(2):
         program.supervisor.post_signal(signal.SIGHUP)
@@ -242,7 +242,7 @@ def test_a_signal_to_a_job_and_its_supervisor_kills_no_node(monkeypatch):
 
 @pytest.mark.parametrize("how", ["wait", "exit"])
 def test_the_launchers_stop_handlers_do_not_hold_up_the_end(how, monkeypatch):
-    """They ran in the thread that ends the program, if the program had ended by itself."""
+    """Previously, if the program ended by itself, they ran in the thread that ends it."""
     monkeypatch.setattr(lp_supervisor, "_HANDLERS_SECS", 0.1)
     may_end, ends = threading.Event(), []
     manager = lp.launch(lp.make_program(lp.PyNode(may_end.wait)), "test_mt")
@@ -312,7 +312,7 @@ def test_a_node_that_can_not_be_added_takes_no_index():
     adding = threading.Thread(target=supervisor.post_add, args=("group", 1, lp.PyNode(print)))
     adding.start()
     assert is_preparing.wait(60)
-    supervisor.post_ended(member.worker, None)  # The last of them: the program would end here.
+    supervisor.post_ended(member.worker, None)  # The last running node: the program would end here.
     assert not supervisor.done.wait(0.3)
     may_prepare.set()
     adding.join()
@@ -369,7 +369,7 @@ def test_a_failure_after_a_signal_is_not_why_the_program_stops(caplog, monkeypat
 def test_a_lost_connection_alone_is_the_root(caplog):
     program = _Program(notice=60)
     program.end("user", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
-    program.state("other", lp_runtime.SERVING)  # Nobody is in its run() any more.
+    program.state("other", lp_runtime.SERVING)  # No node is in its run() any more.
     program.wait_for("release other")
     program.end("other", errors.ExceptionRecord.of(ValueError("after the release")))
     program.wait_for("release store")
@@ -384,7 +384,7 @@ def test_a_lost_connection_alone_is_the_root(caplog):
 
 @pytest.mark.parametrize("phase", ["release user", "kill user"])
 def test_an_error_at_the_end_is_a_failure_but_a_lost_connection_is_none(phase, monkeypatch):
-    """Such as a last save, for which the disk has no space."""
+    """For example, a last save fails because the disk is full."""
     monkeypatch.setattr(lp_supervisor, "_KILL_SECS", 100.0)
     program = _Program(notice=1)
     program.supervisor.post_stop()
@@ -497,7 +497,7 @@ def test_users_of_a_store_that_moved_start_again():
 
 
 def test_a_node_that_ends_without_a_word_holds_up_nobody_who_waits_until_all_are_ready():
-    """Such as an object without a run(), in a thread."""
+    """For example, an object without a run(), in a thread."""
     log: list[str] = []
     members = [lp_member.Member(name, 0, lp.PyNode(print)) for name in ("short", "long")]
     supervisor = lp_supervisor.Supervisor(
@@ -548,7 +548,7 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     _wait_for(log, "start team/2")
     supervisor.post_publish(members[0].worker, address.key, "host:1")
     _wait_for(log, "address team/2 host:1")
-    supervisor.post_ended(members[2].worker, None)  # It has done its work before.
+    supervisor.post_ended(members[2].worker, None)  # It had finished before.
     supervisor.post_ended(members[0].worker, _died())
     _wait_for(log, "kill team/1")
     time.sleep(0.4)
@@ -572,7 +572,7 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
 @pytest.mark.parametrize("failed", [0, 1])
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_one_policy_makes_its_whole_group_a_team(failed, is_restarted):
-    """The others have policies of their own, or none."""
+    """The other member has its own policy, or none."""
     log: list[str] = []
     others = lp.RestartPolicy(initial_backoff_secs=0.0) if is_restarted else None
     members = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
@@ -603,7 +603,7 @@ def test_one_policy_makes_its_whole_group_a_team(failed, is_restarted):
 
 
 def _team_of_two_that_starts_again(policy, notice):
-    """A program whose team/0 has died and whose team/1 has just been killed for that."""
+    """Returns a supervisor, a team and a log; team/0 has died and team/1 was killed for that."""
     log: list[str] = []
     team = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
     for member in team:
@@ -625,7 +625,7 @@ def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program()
     policy = lp.RestartPolicy(initial_backoff_secs=0.0, on_exception=False, together=True)
     supervisor, team, log = _team_of_two_that_starts_again(policy, notice=5)
     lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
-    supervisor.post_failing(team[1].worker, lost)  # It noticed before it was killed.
+    supervisor.post_failing(team[1].worker, lost)  # It lost its peer before it was killed.
     supervisor.post_ended(team[1].worker, lost)
     for member in team:
         _wait_for(log, f"start {member.name}", count=2)
@@ -664,7 +664,7 @@ def test_a_store_that_moved_restarts_the_whole_team_of_its_client():
     _wait_for(log, "start store/0")
     supervisor.post_publish(members[-1].worker, key, "host:1")
     _wait_for(log, "address team/2 host:1")
-    supervisor.post_ended(team[2].worker, None)  # It has done its work before.
+    supervisor.post_ended(team[2].worker, None)  # It had finished before.
     supervisor.post_publish(members[-1].worker, key, "host:2")
     _wait_for(log, "kill team/1")
     for member in team[:2]:
@@ -703,7 +703,7 @@ def test_the_address_of_a_node_that_was_started_again_is_its_new_one():
     program.end("store", _died())
     program.wait_for("start store", count=2)
     program.supervisor.post_publish(program.worker("store"), key, "host:2")
-    program.supervisor.post_publish(before, key, "host:1")  # It was told late.
+    program.supervisor.post_publish(before, key, "host:1")  # This report arrives late.
     program.supervisor.post_publish(None, key, "host:3")
     program.wait_for("address other host:3")
     assert "address other host:2" in program.log and "address other host:1" not in program.log
@@ -712,7 +712,7 @@ def test_the_address_of_a_node_that_was_started_again_is_its_new_one():
 
 
 def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
-    """After Ctrl-Z, or a suspended machine, the silence of a node counts from when it went on."""
+    """After Ctrl-Z or a suspension of the machine, silence counts from the resumption."""
     log: list[str] = []
     member = lp_member.Member("actor", 0, lp.PyNode(print))
     member.restart_policy = lp.RestartPolicy(frozen_after_secs=60.0)
@@ -723,7 +723,7 @@ def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
     for now in (1000.0, 1000.1):
         supervisor._end_frozen(now)
     worker.silent_secs = 300.0
-    supervisor._end_frozen(1300.1)  # It looks ten times per second while it is not stopped.
+    supervisor._end_frozen(1300.1)  # It checks ten times per second unless it is stopped.
     assert not log
     for tenth in range(590):
         supervisor._end_frozen(1300.2 + tenth / 10)

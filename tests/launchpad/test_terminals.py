@@ -1,4 +1,4 @@
-"""Where the output of nodes in processes goes."""
+"""Where the output of nodes that run in processes goes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launchpad import programs
 
 
 def talkers():
-    """A program of two nodes that print, and go on until the stop."""
+    """Returns a program with two nodes that print, and run until the stop."""
     program, _ = programs.recorder_program()
     with program.group("talker"):
         for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_opened_is_replaced_by_this_terminal(
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # A tmux server of this test's own.
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # The test has its own tmux server.
     monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
     monkeypatch.delenv("TMUX", raising=False)
 

@@ -1,4 +1,4 @@
-"""Servers of a program on several machines: who reaches them, and what a stranger gets."""
+"""Access to the servers of a program on several machines, by its nodes and by strangers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECRET, _WRONG = b"r" * 32, b"w" * 32
 
 
 def _runtime(host: str, book: lp_address_book.AddressBook) -> lp_runtime.NodeRuntime:
-    """A node of one program, on the machine that has this address."""
+    """Returns the runtime of a node on the machine with this address; all have one program."""
     info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
     ignore = [lambda *args: None] * (len(dataclasses.fields(lp_runtime.Callbacks)) - 1)
     return lp_runtime.NodeRuntime(
@@ -42,7 +42,7 @@ def _tables():
 
 @pytest.fixture
 def serve():
-    """Returns a function that runs a ReverbNode on "another machine"; returns a handle."""
+    """(function that runs a ReverbNode on "another machine", function that stops all of them)."""
     running = []
 
     def start(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode) -> None:
@@ -72,7 +72,7 @@ def serve():
 
 
 def _client(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode):
-    """The client that a node on the machine with this address gets."""
+    """Returns the client that a node on the machine with this address gets."""
     lp_runtime.set_thread_runtime(_runtime(host, book))
     try:
         return node.create_handle().dereference()
@@ -85,7 +85,7 @@ def _refuses(address: str) -> bool:
 
     try:
         reverb.Client(address).server_info(timeout=2)
-    except (reverb.errors.ReverbError, RuntimeError):  # The latter from a connection that breaks.
+    except (reverb.errors.ReverbError, RuntimeError):  # RuntimeError if a connection breaks.
         return True
     return False
 
@@ -110,7 +110,7 @@ def test_nodes_of_other_machines_reach_a_table_and_nobody_else_does(serve):
     assert _refuses(tunnel.connect(address, _WRONG)), "a client of another program"
     stop()
     assert _refuses(far.server_address)
-    start("127.0.0.2", book, node)  # As after a kill: at its old port, for its old clients.
+    start("127.0.0.2", book, node)  # As after a kill: on its old port, for its old clients.
     assert book.get(node.reverb_address.key) == address
     deadline = time.monotonic() + 60
     while _refuses(far.server_address):
@@ -158,7 +158,7 @@ def test_calls_between_machines_are_encrypted(monkeypatch):
     ticket = credentials.Ticket(b"c" * 16, 1, 0)
     try:
         link = rpc_link.Link(server.address, _SECRET, b"", False)
-        # An attempt to connect has 0.1 s, which a busy machine may exceed.
+        # Each attempt to connect has 0.1 s, which may not suffice on a busy machine.
         assert link.is_ready(60)
         assert wire.decode(link.call(request, ticket, 60), 1) == "secret words"
         link.close()
@@ -182,7 +182,7 @@ def test_which_connections_stay_on_this_machine(host, is_local):
     assert certificates.is_local(host) == is_local
 
 
-# What a process on another machine tries, at the ports of a replay and of a node.
+# What a process on another machine attempts on the ports of a replay and of a node.
 _STRANGER = """
 import socket, ssl, sys
 import grpc, reverb

@@ -1,4 +1,4 @@
-"""Programs written for DeepMind's Launchpad run as they are."""
+"""Programs written for DeepMind's Launchpad run unmodified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four programs as users of DeepMind's Launchpad write them: its names, and nothing of ours."""
+"""Four programs as users of DeepMind's Launchpad write them, without extensions of ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import launchpad as lp
 
 
 class Result:
-    """Keeps what a program has found, in a file."""
+    """Writes a program's result to a file."""
 
     def __init__(self, path: str):
         self._path = path
