@@ -1,20 +1,20 @@
 """Python programs in forks of a process that has imported TensorFlow already.
 
 An import of TensorFlow takes three CPU seconds, and the tests start some hundred programs that need
-it. `PYTHON` stands in their commands where `sys.executable` would: the program runs in a fork of a
-server that has imported third-party packages, and nothing of this project. It has its own process
-group, arguments, environment, working directory, streams and exit status; signals reach it, and it
-ends with the process that stands for it.
+it. With `python()` in their commands instead of `sys.executable`, the program runs in a fork of a
+server that has imported third-party packages, but nothing of this project. It has its own process
+group, arguments, environment, working directory, streams and exit status. A client process stands
+for it: the client passes signals on, and the two end together.
 
-Three things differ from a new interpreter. The modules of `fork_server.PRELOADED` are there
-already, and AutoGraph has translated those functions of Sonnet that most networks call, so a test
-of imports, or of what they print, starts `sys.executable`. Hashes of strings have one seed in all
-programs of a server: a group of processes that must not depend on it has a member that
-`sys.executable` runs. And the program has another process id than the process that the test
+Three things differ from a new interpreter. The modules of `fork_server.PRELOADED` are imported
+already, and AutoGraph has translated the functions of Sonnet that most networks call, so a test
+of imports, or of what they print, starts `sys.executable`. All programs of a server use the same
+seed for hashes of strings: a group of processes that must not depend on it has a member that
+`sys.executable` runs. And the program's process id is not that of the process that the test
 started: `program` returns it.
 
 The processes of a run of the suite share one server, which the first that needs it starts. With
-`--record`, and outside of the suite, each has one of its own.
+`--record`, and outside of the suite, each process has its own.
 
 `RL_REPLICATOR_TESTS_FORK=0` in the environment makes every command start a new interpreter.
 """
@@ -42,26 +42,26 @@ sys.path[0] = sys.argv[1]
 import fork_server
 fork_server.main(sys.argv[2])
 """
-# Names the folder of a server that processes share.
+# The environment variable with the folder of a shared server.
 _SHARED = "RL_REPLICATOR_TESTS_FORK_SHARED"
-# A pipe in this folder, at whose end the server ends.
+# A named pipe in this folder: the server ends when it is closed.
 _PIPE = "pipe"
 _servers: list[subprocess.Popen] = []
 
 
 @contextlib.contextmanager
 def shared(folder: Path) -> Iterator[dict[str, str]]:
-    """Has processes share one server, which ends with the context, or with this process.
+    """Lets processes share one server, which ends with the context, or with this process.
 
     Args:
-      folder: to make.
+      folder: created here.
 
     Yields:
       Environment variables for the processes.
     """
     folder.mkdir()
     os.mkfifo(folder / _PIPE)
-    end = os.open(folder / _PIPE, os.O_RDWR)  # With a reader: a writer alone would wait for one.
+    end = os.open(folder / _PIPE, os.O_RDWR)  # With a reader: opening a writer alone would block.
     try:
         yield {_SHARED: str(folder)}
     finally:
@@ -71,8 +71,7 @@ def shared(folder: Path) -> Iterator[dict[str, str]]:
 def python() -> tuple[str, ...]:
     """Returns the beginning of a command, in place of `sys.executable`.
 
-    Starts the server at the first call. Programs that run in forks use the server that they come
-    from.
+    The first call starts the server. Programs that run in forks use the server that forked them.
     """
     if os.environ.get("RL_REPLICATOR_TESTS_FORK", "1") == "0":
         return (sys.executable,)
@@ -82,10 +81,10 @@ def python() -> tuple[str, ...]:
 
 
 def program(process: subprocess.Popen) -> int:
-    """Returns the process id of a program, to send it a signal that does not wait to be passed on.
+    """Returns a program's process id, for signals that should not go through its client.
 
     Args:
-      process: what a command that begins with `python()` has started.
+      process: started by a command that begins with `python()`.
 
     Raises:
       TimeoutError: if no program has begun.
@@ -112,7 +111,7 @@ def _start() -> None:
     else:
         directory = tempfile.TemporaryDirectory(prefix="forked-")
         address = Path(directory.name) / "socket"
-        server = _launch(address, subprocess.PIPE)  # It ends when this pipe does.
+        server = _launch(address, subprocess.PIPE)  # It ends when this pipe is closed.
 
         def stop() -> None:
             server.kill()
@@ -124,8 +123,9 @@ def _start() -> None:
 
 
 def _launch(address: Path, stdin: Any) -> subprocess.Popen:
-    """Starts a server, and waits until it listens."""
-    # Without options such as -I: programs hand their interpreter's options on to those they start.
+    """Starts a server, and waits until its socket exists."""
+    # Not isolated by options such as -I: programs pass their interpreter's options on to the
+    # programs that they start.
     isolated = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(_HERE), str(address)],
@@ -135,6 +135,6 @@ def _launch(address: Path, stdin: Any) -> subprocess.Popen:
         start_new_session=True,
     )
     assert server.stdout is not None
-    assert server.stdout.readline() == b"listening\n"  # Clients wait for its imports.
+    assert server.stdout.readline() == b"listening\n"  # Clients wait for its imports themselves.
     _servers.append(server)
     return server

@@ -1,7 +1,7 @@
 """Stands for a program that runs in a fork of the server: `python -IS client.py ADDRESS ARGUMENTS`.
 
-Run by path and with few imports, so that it costs some milliseconds. Without a server, or with
-options that the server does not know, it becomes a new interpreter.
+It is run by path and imports little, so that it costs only some milliseconds. Without a server, or
+with options that the server does not support, it becomes a new interpreter.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 ADDRESS = "RL_REPLICATOR_TESTS_FORK_SERVER"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_NUMBER = 8  # Bytes of a number on the wire.
+_NUMBER = 8  # Bytes per number in messages.
 
 
 def main(address: str, arguments: list[str]) -> None:
@@ -30,7 +30,8 @@ def main(address: str, arguments: list[str]) -> None:
         while pids and pending:
             _send_signal(pids[0], pending.pop(0))
 
-    # A signal just before a blocking call would wait for the end of the call: it wakes `_receive`.
+    # A signal that arrives just before a blocking call would only be handled after it: this pipe
+    # wakes `_receive`.
     wake, waker = os.pipe()
     for end in (wake, waker):
         os.set_blocking(end, False)
@@ -43,7 +44,7 @@ def main(address: str, arguments: list[str]) -> None:
     connection.sendall(message)
     pids.append(_receive(connection, wake))
     for fd in (0, 1, 2):
-        os.close(fd)  # The program's end is the end of its pipes.
+        os.close(fd)  # Readers must see the end of the streams when the program ends.
     while pending:
         _send_signal(pids[0], pending.pop(0))
     _end(_receive(connection, wake))
@@ -83,11 +84,11 @@ def _send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return  # It has ended; contextlib costs milliseconds at each start.
+        return  # It has ended; importing contextlib would cost milliseconds at each start.
 
 
 def _end(wait_status: int) -> None:
-    """Ends with an exit status, or by the signal that ended the program."""
+    """Ends with the program's exit status, or by the signal that ended it."""
     status = os.waitstatus_to_exitcode(wait_status)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

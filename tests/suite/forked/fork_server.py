@@ -1,10 +1,11 @@
-"""Forks itself into the programs that clients ask for.
+"""Server that forks itself into the programs that clients request.
 
-Imported, and not run, by an interpreter whose `__main__` is otherwise empty: the programs take it
-over.
+The module is imported, not run, by an interpreter whose `__main__` is otherwise empty, because the
+programs take `__main__` over.
 
-It has imported third-party packages, and runs no operation of TensorFlow: that would start threads,
-which do not survive a fork. It ends when its standard input does, and its programs with it.
+The server has imported third-party packages, and runs no operation of TensorFlow: that would start
+threads, which do not survive a fork. It ends when its standard input is closed, and so do its
+programs.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ import sys
 import tempfile
 import types
 
-# Slow to import. Nothing of this project, so that each program imports it from the beginning.
+# Slow to import. Nothing of this project, so that each program imports all of it itself.
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
     *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
     *("tyro", "tensorboardX", "matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
-# Functions that most traces call, for `pkgutil.resolve_name`. AutoGraph translates each once in a
-# process, which takes longer than the rest of the trace of a small network.
+# Functions that most traces call, as names for `pkgutil.resolve_name`. AutoGraph translates each
+# once per process, which takes longer than the rest of the trace of a small network.
 TRANSLATED = (
     *("sonnet.src.nets.mlp:MLP.__call__", "sonnet.src.linear:Linear.__call__"),
     *("sonnet.src.linear:Linear._initialize", "sonnet.src.once:_check_no_output"),
@@ -39,19 +40,19 @@ TRANSLATED = (
     *(f"sonnet.src.initializers:_as_{kind}_dtype" for kind in ("floating", "numerical")),
     "sonnet.src.utils:assert_minimum_rank",
 )
-_NUMBER = 8  # Bytes of a number on the wire, as in client.py.
+_NUMBER = 8  # Bytes per number in messages, as in client.py.
 _PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """Accepts clients, forks, and tells each client how its program ended.
+    """Accepts clients, forks a program for each, and sends each client its program's wait status.
 
-    The directory of its socket has a link for each client, from the client's process id to that of
-    its program.
+    The directory of the socket has a symbolic link for each client: its name is the client's
+    process id, its target the program's.
     """
 
     def __init__(self, address: str):
-        """Listens at once; clients wait until `run` is called.
+        """Listens immediately; clients wait until `run` is called.
 
         Args:
           address: path of the socket.
@@ -67,9 +68,9 @@ class Server:
         """Serves until standard input ends.
 
         Returns:
-          None at the end; in a fork, its arguments, directory, environment and streams.
+          None at the end; in a fork, its program's arguments, directory, environment and streams.
         """
-        # A child's end wakes the selector.
+        # The end of a child wakes the selector.
         wake, waker = socket.socketpair()
         for end in (wake, waker):
             end.setblocking(False)
@@ -95,7 +96,11 @@ class Server:
             self._collect()
 
     def _accept(self) -> tuple[list[str], str, dict[str, str], list[int]] | None:
-        """Starts what a client asks for; returns it in the fork, None in the server."""
+        """Forks the program that a client requests.
+
+        Returns:
+          None in the server; in the fork, the same as `run`.
+        """
         connection, _ = self._listener.accept()
         length, streams, _, _ = socket.recv_fds(connection, _NUMBER, 3)
         message = b""
@@ -117,7 +122,7 @@ class Server:
                 return arguments, directory, environment, streams
             self._clients[pid] = connection
             client = _process_id(connection)
-            with contextlib.suppress(FileNotFoundError):  # An old one that had this id.
+            with contextlib.suppress(FileNotFoundError):  # Left by a client with the same id.
                 os.unlink(os.path.join(self._directory, client))
             os.symlink(str(pid), os.path.join(self._directory, client))
             self._selector.register(connection, selectors.EVENT_READ)
@@ -129,7 +134,7 @@ class Server:
         return job
 
     def _become_program(self, sockets: list[socket.socket]) -> None:
-        """In a fork: gives up what belongs to the server."""
+        """Releases the server's resources in a fork."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -137,7 +142,7 @@ class Server:
             each.close()
 
     def _lose(self, connection: object) -> None:
-        """Ends the program of a client that was killed, with all that it started."""
+        """Kills the program of a client that was killed, and all processes in its group."""
         assert isinstance(connection, socket.socket)
         self._selector.unregister(connection)
         for pid, other in self._clients.items():
@@ -146,7 +151,7 @@ class Server:
                     os.killpg(pid, signal.SIGKILL)
 
     def _collect(self) -> None:
-        """Tells the clients whose programs have ended."""
+        """Sends their programs' wait statuses to the clients whose programs have ended."""
         while self._clients:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -163,34 +168,34 @@ class Server:
 
 
 def _process_id(connection: socket.socket) -> str:
-    """Returns the process id at the other end."""
+    """Returns the process id at the other end of a connection."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return str(int.from_bytes(credentials[:4], sys.byteorder))
 
 
 def translate() -> None:
-    """Has AutoGraph translate the functions of `TRANSLATED`, and those that decorate them.
+    """Makes AutoGraph translate the functions of `TRANSLATED`, and their decorators' wrappers.
 
-    That is pure Python: nothing of TensorFlow runs.
+    The translation is pure Python: no operation of TensorFlow runs.
     """
     replicator = importlib.import_module("sonnet.src.distribute.replicator")
     with tempfile.TemporaryDirectory() as directory:
-        tempfile.tempdir = directory  # The modules that it loads, whose files nothing needs again.
+        tempfile.tempdir = directory  # For the modules that AutoGraph writes and loads.
         done: set[types.FunctionType] = set()
         for name in TRANSLATED:
             _translate(pkgutil.resolve_name(name), done)
-        with replicator._eager_initial_values():  # A decorator of all initializers.
+        with replicator._eager_initial_values():  # Decorates all initializers.
             _translate(pkgutil.resolve_name("sonnet.src.initializers:Zeros.__call__"), done)
-    tempfile.tempdir = None  # Every program finds its own.
+    tempfile.tempdir = None  # Each program determines its own.
 
 
 def _translate(function: types.FunctionType, done: set[types.FunctionType]) -> None:
-    """Translates a function as one that a step calls, and the functions in its closure."""
+    """Translates a function, and those in its closure, as functions that a step calls."""
     done.add(function)
     api = sys.modules["tensorflow.python.autograph.impl.api"]
     converter = sys.modules["tensorflow.python.autograph.core.converter"]
     options = converter.ConversionOptions(recursive=True, optional_features=None)
-    api._convert_actual(function, converter.ProgramContext(options))  # Once for all with its code.
+    api._convert_actual(function, converter.ProgramContext(options))  # Cached by its code.
     for cell in function.__closure__ or ():
         if isinstance(cell.cell_contents, types.FunctionType) and cell.cell_contents not in done:
             _translate(cell.cell_contents, done)
@@ -199,7 +204,7 @@ def _translate(function: types.FunctionType, done: set[types.FunctionType]) -> N
 def become(
     arguments: list[str], directory: str, environment: dict[str, str], streams: list[int]
 ) -> None:
-    """Makes this process what a new interpreter is at its start, and runs the program."""
+    """Puts this process in the state of a newly started interpreter, and runs the program."""
     for fd, stream in enumerate(streams):
         os.dup2(stream, fd)
         os.close(stream)
@@ -207,7 +212,7 @@ def become(
     os.environ.clear()
     os.environ.update(environment)
     _open_streams("PYTHONUNBUFFERED" in environment)
-    # Seeded at its import, and equal in all forks.
+    # NumPy's generator was seeded at the import, so its state is the same in all forks.
     sys.modules["numpy"].random.seed(random.SystemRandom().getrandbits(32))
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = map(os.path.abspath, paths)
@@ -230,7 +235,7 @@ def become(
 
 
 def _new_main(**names: object) -> dict[str, object]:
-    """Returns the names of `__main__`, without those that started the server."""
+    """Returns the namespace of `__main__`, without the names that started the server."""
     main = sys.modules["__main__"].__dict__
     for name in [name for name in main if not name.startswith("__")]:
         del main[name]
@@ -254,19 +259,19 @@ def _open_streams(unbuffered: bool) -> None:
 
 
 def main(address: str) -> None:
-    """Becomes a server, and in each fork a program."""
+    """Runs a server, and in each fork a program."""
     sys.path.remove(os.path.dirname(__file__))
     server = Server(address)
     sys.stdout.write("listening\n")
     sys.stdout.flush()
-    gc.disable()  # Imports make many objects and little garbage.
+    gc.disable()  # Imports create many objects and little garbage.
     for name in PRELOADED:
         importlib.import_module(name)
     translate()
     gc.enable()
     gc.collect()
-    gc.freeze()  # Collections in the forks neither visit nor copy what is here.
-    gc.set_threshold(50_000, 20, 20)  # Traces make many objects and little garbage.
+    gc.freeze()  # Collections in the forks neither visit nor copy these objects.
+    gc.set_threshold(50_000, 20, 20)  # Traces create many objects and little garbage.
     job = server.run()
     if job is not None:
         become(*job)
