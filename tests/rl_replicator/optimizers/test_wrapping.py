@@ -454,10 +454,13 @@ def test_sum(count):
     close(weights[:2], reference("sonnet sgd"))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_clipping_counts_sparse_rows_as_dense(count):
+@pytest.mark.parametrize(("count", "scale"), [(1, None), (2, 64.0)])
+def test_clipping_counts_sparse_rows_as_dense(count, scale):
+    """The limit is that of the gradients of the loss, not of the scaled loss."""
+
     def one_step(limit):
-        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
+        options = {"max_global_norm": limit, "loss_scale": scale}
+        return train(count, lambda: snt.optimizers.SGD(1.0), 1, **options)
 
     start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
     free, clipped = one_step(None), one_step(0.25)
