@@ -242,7 +242,7 @@ def _compare_arguments(name: str, data: Any, task: Task) -> None:
 
 
 def _defaults(entry_point: Any) -> dict[str, Any]:
-    """Returns the default arguments of what makes a Gymnasium environment, a function or a name."""
+    """Returns the default arguments of a Gymnasium entry point, a callable or its import path."""
     from gymnasium.envs.registration import load_env_creator
 
     make = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point

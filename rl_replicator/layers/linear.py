@@ -5,9 +5,9 @@ import tensorflow as tf
 
 from rl_replicator.layers import precision
 
-# Minimum number of inputs and units: for smaller products, the conversions take more time than the
-# product saves. In bfloat16 on a processor with AMX, 256 units take as long as in float32, and 512
-# two thirds of the time.
+# Layers with fewer inputs or units compute in float32: the conversions would take more time than
+# the product saves. On a processor with AMX, layers of 256 units take as long in bfloat16 as in
+# float32, and layers of 512 units two thirds of the time.
 _LEAST_SIZE = 128
 
 
