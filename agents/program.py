@@ -15,7 +15,7 @@ from agents.nodes.actor import ActorNode
 from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
-from agents.plan.run_plan import RunPlan
+from agents.nodes.run_plan import RunPlan
 from agents.replay.checkpoint import make_server_checkpointer
 
 # Milliseconds between two requests of a cache to the learner for new weights; actors request them

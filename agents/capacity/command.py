@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
 from agents.config import OffPolicyConfig, at_repeat
-from agents.plan.replicas import group_replicas, learner_processes
+from agents.nodes.run_plan import group_replicas, learner_processes
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.runs.plain_data import to_plain

@@ -70,7 +70,7 @@ def run(args: Sequence[str]) -> int:
 
 def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
     """Returns the task, its environment, the actor, and the most actions per episode."""
-    from agents.plan.evaluation import EvaluationSchedule
+    from agents.nodes.run_plan import EvaluationSchedule
     from agents.policies import exported
     from rl_replicator.errors import UsageError
     from rl_replicator.runs.run_directory import RunDirectory

@@ -16,8 +16,8 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environment
 from agents.nodes.evaluator import EvaluatorNode
+from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import mark_last_step
-from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart

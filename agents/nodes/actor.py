@@ -12,9 +12,9 @@ from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environments
+from agents.nodes.run_plan import RunPlan
 from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
-from agents.plan.run_plan import RunPlan
 
 _LOG = logging.getLogger("agents")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import launchpad as lp
-from agents.plan.run_plan import RunPlan
+from agents.nodes.run_plan import RunPlan
 from environments.engines.batch import BatchEnvironment, EnvironmentsInTurn
 from rl_replicator.errors import UsageError
 

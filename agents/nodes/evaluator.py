@@ -12,8 +12,7 @@ from agents.nodes import evaluation_figures
 from agents.nodes.counter import Counter
 from agents.nodes.environment_watch import EnvironmentWatch, make_environment
 from agents.nodes.observation_images import strip
-from agents.plan.evaluation import evaluation_seed
-from agents.plan.run_plan import RunPlan
+from agents.nodes.run_plan import RunPlan, evaluation_seed
 
 _POLL_SECONDS = 0.25
 

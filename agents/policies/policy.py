@@ -12,7 +12,7 @@ from acme import core
 import environments
 from agents.agent import Agent
 from agents.learning.weights import WeightsPart
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.task import Task
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import trainables

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.runs.plain_data import to_plain

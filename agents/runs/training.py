@@ -21,9 +21,8 @@ from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
 from agents.nodes.evaluation_figures import counted
 from agents.nodes.program_folder import program_folder
+from agents.nodes.run_plan import Replicas, RunPlan
 from agents.nodes.saver import holds_last_step
-from agents.plan.replicas import Replicas
-from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
 from agents.program import make_deterministic_program, make_program
 from agents.replay.checkpoint import part_name, replay_scratch

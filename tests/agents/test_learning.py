@@ -9,7 +9,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 from agents import d4pg
 from agents.d4pg import D4PGConfig
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from rl_replicator.runs.metrics import read_metrics

@@ -10,7 +10,7 @@ import tree
 
 import agents
 import rl_replicator as rr
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.task import Task
 from rl_replicator.cli import trainables

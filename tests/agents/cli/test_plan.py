@@ -11,7 +11,7 @@ import pytest
 
 from agents.capacity.command import _known_parts, deploy, measured_settings
 from agents.capacity.hardware import Hardware
-from agents.plan.replicas import Replicas
+from agents.nodes.run_plan import Replicas
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import main, options, stderr_filter, trainables
 from rl_replicator.errors import ConfigError, DiskError

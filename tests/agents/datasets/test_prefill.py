@@ -13,7 +13,7 @@ import environments
 from agents import td3
 from agents.datasets import prefill, reading, writing
 from agents.datasets.recording import RecordedEpisode
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay import stored_tables
 from agents.replay.checkpoint import make_server_checkpointer, prefilled
 from agents.replay.config import ReplayConfig

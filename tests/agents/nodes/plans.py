@@ -1,8 +1,6 @@
 """The plan of a small run in threads, for tests of single nodes."""
 
-from agents.plan.evaluation import EvaluationSchedule
-from agents.plan.replicas import Replicas
-from agents.plan.run_plan import RunPlan
+from agents.nodes.run_plan import EvaluationSchedule, Replicas, RunPlan
 from agents.task import Task
 
 TARGET = Task("environments.fakes:target")

@@ -14,7 +14,7 @@ from agents.environment_loop import evaluation_episode
 from agents.learning.weights import EVERYTHING, LEARNER_STEPS, WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from environments.fakes import TargetMatching
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics

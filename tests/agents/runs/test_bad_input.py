@@ -12,7 +12,7 @@ import pytest
 import rl_replicator
 from agents import d4pg
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
-from agents.plan import replicas
+from agents.nodes import run_plan
 from agents.runs import launching, restored
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
@@ -81,7 +81,7 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
 )
 def test_one_line(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "available_memory", lambda: 8e9)
-    monkeypatch.setattr(replicas, "_count_gpus", lambda: 0)
+    monkeypatch.setattr(run_plan, "_count_gpus", lambda: 0)
     agent, args = d4pg.command, [*TRAIN, "--run-dir", str(tmp_path / "run"), *words]
     with pytest.raises(UsageError, match=message) as error:
         kind = agent.options_type(args)

@@ -11,7 +11,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 from agents import d4pg
 from agents.d4pg import PixelD4PGConfig
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
 from agents.runs import bottleneck, training
 from agents.runs.options import PixelAgentOptions

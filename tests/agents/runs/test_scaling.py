@@ -12,7 +12,7 @@ import launchpad as lp
 from agents import d4pg
 from agents.d4pg import D4PGConfig
 from agents.nodes.counter import Counter
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs import scaling, training
 from agents.runs.options import AgentOptions

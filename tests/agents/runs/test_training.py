@@ -19,7 +19,7 @@ import rl_replicator
 from agents import d4pg
 from agents.d4pg import D4PGConfig
 from agents.nodes import learner, saver
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs import training
 from agents.runs.options import AgentOptions

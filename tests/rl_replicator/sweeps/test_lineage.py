@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from agents import d4pg
 from agents.d4pg import D4PGConfig
-from agents.plan.evaluation import EvaluationSchedule
+from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer

@@ -1,12 +1,49 @@
-"""The option `--replicas` of an agent: how the learner is spread over devices and processes."""
+"""Everything that the nodes of a run need besides the agent."""
 
 import dataclasses
+from pathlib import Path
+
+import numpy as np
 
 import rl_replicator as rr
+from agents.task import Task
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.runs.replicas import replicator_name
 
 _GROUP = "multi_worker"
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSchedule:
+    """When to evaluate, and for how long."""
+
+    every: int = 10_000
+    """Environment steps between evaluations."""
+    episodes: int = 3
+    """Episodes per evaluation during the run."""
+    last_episodes: int = 10
+    """Episodes of the evaluation at the end of the run."""
+    max_episode_steps: int = 10_000
+    """Environment steps after which an evaluation episode that has not ended is cut off."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "episodes", "last_episodes", "max_episode_steps"):
+            value = getattr(self, name)
+            check_option(value >= 1, f"evaluation.{name}", "at least 1", value)
+
+
+def evaluation_seed(seed: int, environment_steps: int) -> int:
+    """Returns the seed of the environment of an evaluation; the same one after a resume.
+
+    Args:
+      seed: seed of the run.
+      environment_steps: steps of the run at the evaluation.
+
+    Returns:
+      A seed that no actor uses.
+    """
+    sequence = np.random.SeedSequence([seed, environment_steps, 0xE7A1])
+    return int(sequence.generate_state(1)[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,3 +139,42 @@ def _count_gpus() -> int:
     import tensorflow as tf  # Imported here so that `--help` does not wait for it.
 
     return len(tf.config.list_physical_devices("GPU"))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """Everything about a run that does not depend on its agent.
+
+    Attributes:
+      task: the environment.
+      seed: seed of the run, from which every node derives its own.
+      total_steps: environment steps of the whole run, over all actors.
+      num_actors: number of actors.
+      envs_per_actor: environments of each actor.
+      env_engine: what steps them, see `environments.engines`.
+      num_caches: nodes between the learner and the actors that serve its weights.
+      num_replay_shards: number of replay servers, each with an equal share of the items.
+      replicas: the replicas of the learner.
+      env_timeout: seconds after which a step or reset of an environment counts as stuck.
+      evaluation: when to evaluate.
+      checkpoint_seconds: seconds between two checkpoints.
+      keep_checkpoints: number of newest checkpoints to keep.
+      profile_steps: learner steps to profile, START:END; None for none.
+      run_dir: directory of metrics and checkpoints; a node that starts restores its state from it.
+    """
+
+    task: Task
+    seed: int
+    total_steps: int
+    num_actors: int
+    envs_per_actor: int
+    env_engine: str
+    num_caches: int
+    num_replay_shards: int
+    replicas: Replicas
+    env_timeout: float
+    evaluation: EvaluationSchedule
+    checkpoint_seconds: float
+    keep_checkpoints: int
+    profile_steps: str | None
+    run_dir: Path

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.plan.replicas import Replicas
+from agents.nodes.run_plan import Replicas
 from rl_replicator.errors import ConfigError
 
 
