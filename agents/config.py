@@ -9,12 +9,10 @@ overrides their defaults where its paper differs:
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
-from rl_replicator.runs.plain_data import from_plain
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP
 
 # Larger values are typos: networks with such layers do not fit into memory, episodes have fewer
@@ -24,21 +22,6 @@ _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 # Learner steps between two sets of weights in a policy's average: adding a set costs 2 % of a step.
 AVERAGING_PERIOD = 10
-
-# Values of the settings in runs that began before the settings existed. The prior of the critic
-# matters only until the first checkpoint.
-_BEFORE = {
-    "normalize_observations": False,
-    "torso": "mlp",
-    "exploration_spread": 1.0,
-    "critic_prior": "uniform",
-    "policy_average": 1,
-    "precision": "float32",
-    "exploration_random_steps": 0,
-    "preactivation_penalty": 0.0,
-}
-_BEFORE_IN_REPLAY = {"transitions_per_item": 1}
-_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
 
 class Settings:
@@ -226,21 +209,3 @@ def one_by_one(config: Any) -> Any:
     if not isinstance(replay, ReplayConfig):
         return config
     return dataclasses.replace(config, replay=dataclasses.replace(replay, transitions_per_item=1))
-
-
-def restored(kind: type, plain: Mapping[str, Any]) -> Any:
-    """Returns the config of a run that began earlier.
-
-    Args:
-      kind: the config's dataclass.
-      plain: the agent's part of the run's identity.
-
-    Raises:
-      UsageError: if another version wrote a setting that `kind` lacks.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    if "replay" in plain:
-        plain = {**plain, "replay": {**_BEFORE_IN_REPLAY, **plain["replay"]}}
-    all_before = _BEFORE_FROM_PIXELS if issubclass(kind, PixelSettings) else _BEFORE
-    before = {name: value for name, value in all_before.items() if name in names}
-    return from_plain(kind, {**before, **plain})

@@ -36,7 +36,7 @@ class Task:
           identity: `AgentOptions.identity`, from the run's directory or from a model card.
 
         Raises:
-          UsageError: if another version wrote it, or it is incomplete.
+          UsageError: if it is not what a run has stored.
         """
         is_pixels = identity.get("pixels") is not None
         plain = stored_part(identity, "pixels", Mapping) if is_pixels else None

@@ -79,19 +79,18 @@ class SavedEpisode:
         with np.load(folder / _ARRAYS) as file:
             arrays = dict(file)
         if "actions" in arrays:
-            # Checkpoints of earlier versions lack the outcomes.
-            self._repeat(arrays["actions"], arrays.get("outcomes"))
+            self._repeat(arrays["actions"], arrays["outcomes"])
             self._check(
                 np.array_equal(self._timestep.observation, arrays["observation"]), "observation"
             )
         self._noise.bit_generator.state = state["noise"]
 
-    def _repeat(self, actions: np.ndarray, outcomes: np.ndarray | None) -> None:
-        """Takes actions [T, A] in a new episode, and checks their outcomes [T, 3], if known."""
+    def _repeat(self, actions: np.ndarray, outcomes: np.ndarray) -> None:
+        """Takes actions [T, A] in a new episode, and checks their outcomes [T, 3]."""
         self._begin()
         for index, action in enumerate(actions):
             self._take(action)
-            is_same = outcomes is None or self._outcomes[index] == tuple(outcomes[index])
+            is_same = self._outcomes[index] == tuple(outcomes[index])
             self._check(is_same, "reward, discount or end")
 
     def _check(self, is_same: bool, what: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments.errors import lacks
 from rl_replicator.cli import arguments
@@ -139,13 +138,13 @@ class AgentCommand:
           identity: `AgentOptions.identity`, from the run's directory.
 
         Raises:
-          UsageError: if another version wrote it, or it is incomplete.
+          UsageError: if it is not what a run has stored.
         """
         from agents.task import Task
 
         is_pixels = identity.get("pixels") is not None
         agent = stored_part(identity, "agent", Mapping)
-        config = restored(self.config_type(is_pixels), agent)
+        config = from_plain(self.config_type(is_pixels), agent)
         return Task.stored(identity), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
@@ -175,22 +174,6 @@ class AgentCommand:
         from agents.runs.training import train
 
         return train(self, options, environment_spec, listener)
-
-    def migrate(self, run_dir: Path) -> list[str]:
-        """Brings the run of an earlier version up to this version; see `agents.runs.migration`.
-
-        Args:
-          run_dir: directory of the run.
-
-        Returns:
-          A line for each change.
-
-        Raises:
-          UsageError: if a process trains there, it cannot be written, or a newer version made it.
-        """
-        from agents.runs.migration import migrate
-
-        return migrate(self, run_dir)
 
     def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
         """Plays episodes with the policy of a run and prints their returns.

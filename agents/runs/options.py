@@ -174,17 +174,17 @@ class AgentOptions:
     def identity(self) -> dict[str, Any]:
         """The settings that identify this run, as plain data for `AgentCommand.restore`."""
         agent = to_plain(self.agent, "agent")
-        identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
-        # Left out if not set, as in runs of earlier versions.
-        around: dict[str, Any] = {
+        return {
+            "env": self.env,
+            "seed": self.seed,
+            "preset": self.preset,
+            "agent": agent,
             "wrap": [*self.wrap],
             "time_limit": self.time_limit,
             "deterministic": self.deterministic,
             "prefill": self.prefill,
+            "replay_shards": self.replay_shards,  # Each server restores its own items.
         }
-        if self.replay_shards > 1:  # Each server restores its own items.
-            around["replay_shards"] = self.replay_shards
-        return identity | {name: value for name, value in around.items() if value}
 
     @property
     def score(self) -> Score:

@@ -172,8 +172,6 @@ def request(run_dir: Path, actors: int) -> str:
 
 
 def _check(stored: dict[str, Any], before: int, actors: int) -> None:
-    # Options that an earlier version lacks have their defaults.
-    stored = {field.name: field.default for field in dataclasses.fields(AgentOptions)} | stored
     check_option(actors >= 1, "actors", "at least 1", actors)
     environments = actors * stored["envs_per_actor"]
     check_option(

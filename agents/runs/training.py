@@ -120,7 +120,7 @@ def _train_in(
                 f"finished: all {options.steps:,} environment steps of the run in {run.path} are "
                 "done; a larger --steps continues it"
             )
-            if events.lacks_end(events.read(run.path)):  # It was killed before its plot or film.
+            if not events.is_finished(events.read(run.path)):  # Killed before its film.
                 Films(run, every=None).close()
                 _remove_scratch(run)
                 prefilling.close()

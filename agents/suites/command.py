@@ -134,7 +134,7 @@ def _is_done(plan: SuitePlan, status: RunStatus) -> bool:
         return False
     # `train` makes a missing plot or film, but refuses a run that was trained for more steps.
     target = RunDirectory(status.path).config()["options"].get("steps")
-    return target != plan.steps or not events.lacks_end(events.read(status.path))
+    return target != plan.steps or events.is_finished(events.read(status.path))
 
 
 def _is_of(plan: SuitePlan, path: Path) -> bool:

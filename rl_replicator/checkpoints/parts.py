@@ -32,9 +32,6 @@ class TrackablePart:
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
     with `Replicator.build_optimizer`.
-
-    An object whose variables had other names in earlier checkpoints has an attribute
-    `former_names`, which maps the names of these variables within the object to the former names.
     """
 
     def __init__(self, **trackables: Any):
@@ -151,13 +148,7 @@ class TrackablePart:
 
         with _SavedValues(folder) as reader:
             saved = reader.specs()
-        former = {
-            f"{key}/{name}": f"{key}/{before}"
-            for key, one in self._trackables.items()
-            for name, before in getattr(one, "former_names", {}).items()
-            if f"{key}/{name}" not in saved and f"{key}/{before}" in saved
-        }
-        present = {former.get(name, name): variable for name, variable in self.variables().items()}
+        present = self.variables()
         for name, variable in present.items():
             here = tf.TensorSpec(variable.shape, variable.dtype.base_dtype)
             if name not in saved:

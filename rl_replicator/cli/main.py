@@ -30,10 +30,6 @@ COMMANDS = {
         "rl_replicator.cli.export",
         "write a run's model for other programs: export RUN_DIR",
     ),
-    "migrate": (
-        "rl_replicator.cli.migrate",
-        "bring a run of an earlier version up to date: migrate RUN_DIR",
-    ),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "compare": (
         "rl_replicator.cli.compare",
@@ -48,7 +44,7 @@ COMMANDS = {
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
-_NOISY = ("train", "eval", "export", "migrate")
+_NOISY = ("train", "eval", "export")
 # Exit status after bad input, and the prefix of its line on stderr.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130

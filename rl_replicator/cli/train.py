@@ -13,7 +13,7 @@ from rl_replicator.cli import arguments, lasting_streams, options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import AUTO, CONFIG_KEYS, DISCOUNT_OF_STEP, RunDirectory
+from rl_replicator.runs.run_directory import CONFIG_KEYS, RunDirectory
 
 _COMMAND = "rl-replicator train"
 
@@ -171,32 +171,9 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
             f"out, or choose another {'--run-dir' if file is None else '--config'}"
         )
     plain = dict(found.get("options", {}))
-    if file is not None:
-        plain = _without_discount_of_task(plain, found.get("identity"))
     # The run may have been moved since, and a stored `resume` must not apply again.
     plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
     return Stored(trainable, plain, place, is_run="identity" in found)
-
-
-def _without_discount_of_task(plain: dict[str, Any], identity: Any) -> dict[str, Any]:
-    """Returns a file's options with the discount that the user requested.
-
-    In earlier versions, runs from pixels stored the number that "auto" stands for with their action
-    repeat, which another task may not have.
-
-    Args:
-      plain: the options of the file.
-      identity: its identity; None if the file is not a run's.
-    """
-    pixels = identity.get("pixels") if isinstance(identity, Mapping) else None
-    repeat = pixels.get("action_repeat") if isinstance(pixels, Mapping) else None
-    agent = plain.get("agent")
-    if not isinstance(repeat, int) or not isinstance(agent, Mapping):
-        return plain
-    # Compared exactly: a user may have written a round number, such as 0.97 for eight steps.
-    if agent.get("discount") != DISCOUNT_OF_STEP**repeat:
-        return plain
-    return {**plain, "agent": {**agent, "discount": AUTO}}
 
 
 def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: str) -> Any:
@@ -215,10 +192,7 @@ def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: s
     except UsageError as error:
         if not place:
             raise
-        remedy = ""
-        if RunDirectory(Path(place)).exists:
-            remedy = f"; for a run of an earlier version, 'rl-replicator migrate {place}'"
-        raise UsageError(f"{place}: {error}{remedy}") from error
+        raise UsageError(f"{place}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class LearnerCommand:
                     f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
                     f"a longer run continues it{_how_to_grow(config)}"
                 )
-                if events.lacks_end(events.read(run.path)):  # Killed before recording its end.
+                if not events.is_finished(events.read(run.path)):  # It was killed before that.
                     trackers.add_files(run)
                     events.record(run.path, events.RUN, events.FINISHED)
                 return 0

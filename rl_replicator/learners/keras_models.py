@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import logging
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -467,10 +466,6 @@ class _Weights(tf.Module):
     def __init__(self, model: tf.keras.Model):
         super().__init__()
         self.by_layer = _by_layer(model)
-        # Earlier versions saved them in an order that depends on which layers are frozen.
-        places = {id(weight): i for i, weight in enumerate(model.weights)}
-        names = {f"by_layer/{i}": f"all/{places[id(x)]}" for i, x in enumerate(self.by_layer)}
-        self.former_names = types.MappingProxyType(names)  # A dictionary would be saved.
 
 
 def _by_layer(model: tf.keras.Model) -> list[tf.Variable]:

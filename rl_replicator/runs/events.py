@@ -77,24 +77,8 @@ def read(run_dir: Path) -> list[Event]:
         return []
     complete = text[: text.rfind("\n") + 1].replace("\0", "")
     # Line by line, because a truncated row may lack its closing quotation mark.
-    rows = [_cells(line) for line in complete.split("\n")]
+    rows = [next(csv.reader([line]), []) for line in complete.split("\n")]
     return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
-
-
-def _cells(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:  # An earlier version wrote details that are too long for `csv`.
-        return []
-
-
-def lacks_end(found: list[Event]) -> bool:
-    """Returns whether a run that records events has not recorded that it has finished.
-
-    Args:
-      found: the result of `read`; empty for a run of a version that recorded none.
-    """
-    return bool(found) and not is_finished(found)
 
 
 def is_finished(found: list[Event]) -> bool:

@@ -14,15 +14,13 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import actor_count, whole_file
-from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
 from rl_replicator.runs.score import Score, rows_that_count
 
 _LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
-# Columns that are not figures; run_seconds was written by version 0.1.0.
-_CLOCKS = ("wall_time", "run_seconds")
 # Options that are not in a run's identity, because a run may be continued with other values, but
 # that may make a difference.
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
@@ -343,7 +341,7 @@ def _evaluations(run_dir: Path, figure: str | None, score: Score | None) -> Seri
 
 def figures(table: Mapping[str, np.ndarray]) -> list[str]:
     """Returns the names of the columns of a table of metrics that are figures, not clocks."""
-    return [name for name in list(table)[1:] if name not in _CLOCKS]
+    return [name for name in list(table)[1:] if name != WALL_TIME]
 
 
 def default_figure(names: Sequence[str], score: Score | None) -> str:

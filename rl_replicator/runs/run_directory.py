@@ -17,7 +17,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -55,7 +54,6 @@ LENGTHS = ("steps", "epochs")
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
-_OLD_CONFIG = "config.json.old"
 _LOCK = ".lock"
 # How long other processes that check the lock of a run may keep it from a process that wants to
 # train, in seconds.
@@ -262,21 +260,6 @@ class RunDirectory:
             config["score"] = score
         self._write(config)
 
-    def replace_config(self, config: Mapping[str, Any]) -> None:
-        """Replaces the config; the old one is kept in `config.json.old`.
-
-        Args:
-          config: the new return value of `config`.
-
-        Raises:
-          UsageError: if it cannot be written.
-        """
-        try:
-            shutil.copyfile(self.path / _CONFIG, self.path / _OLD_CONFIG)
-        except OSError as error:
-            raise self._unwritable(error) from None
-        self._write(config)
-
     def _write(self, config: Mapping[str, Any]) -> None:
         new = self.path / _NEW_CONFIG
         try:
@@ -376,18 +359,10 @@ def _check_same(
     if differences:
         kind = there.get("trainable")
         kind = kind if kind in (SWEEP, SUITE) else "run"
-        how_to_migrate = _how_to_migrate(path, there, wanted) if kind == "run" else ""
         raise UsageError(
             f"{path} holds a {kind} with other settings ({'; '.join(differences)}); use its "
-            f"settings or another --run-dir{how_to_migrate}"
+            "settings or another --run-dir"
         )
-
-
-def _how_to_migrate(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Returns a remedy if the run lacks settings because an earlier version made it, else ""."""
-    agent, now = there.get("agent", {}), wanted.get("agent", {})
-    is_older = isinstance(agent, Mapping) and isinstance(now, Mapping) and set(now) > set(agent)
-    return f"; 'rl-replicator migrate {path}' adds the missing settings" if is_older else ""
 
 
 def _differences(

@@ -35,11 +35,7 @@ class Score:
     def of(cls, config: dict[str, Any]) -> Score | None:
         """Returns the score that a run's config.json names; None if it names none."""
         stored = config.get("score")
-        if stored:
-            return cls(**stored)
-        # Runs of earlier versions named none; those of agents are measured by the return.
-        is_agents = "agent" in config.get("identity", {})
-        return cls("evaluator", "episode_return") if is_agents else None
+        return cls(**stored) if stored else None
 
     def plain(self) -> dict[str, Any]:
         """Returns what `of` reads, as plain data."""

@@ -195,19 +195,6 @@ def test_damaged_settings_of_a_run(capsys, tmp_path, command, text):
     _check_damaged(capsys, tmp_path, command, text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '{"identity": {}, "trainable": "d4pg"}',
-        '{"identity": {"env": "cartpole:swingup", "agent": {}}, "trainable": "d4pg"}',
-        '{"identity": {"agent": []}, "trainable": "d4pg", "options": {}}',
-    ],
-)
-def test_damaged_settings_of_a_run_to_migrate(capsys, tmp_path, text):
-    _check_damaged(capsys, tmp_path, "migrate", text)
-
-
 def _check_damaged(capsys, tmp_path, command, text):
     (tmp_path / "run" / "metrics").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text(text)

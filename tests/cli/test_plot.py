@@ -137,15 +137,6 @@ def test_runs_of_learners_are_plotted_too(make_run):
     assert _curves(run, figure="top_1")[0].is_lowest_best is None
 
 
-def test_runs_of_version_0_1_0(make_run):
-    run = make_run("a", [])
-    (run / "metrics" / "evaluator.csv").write_text(
-        "environment_steps,wall_time,run_seconds,episode_return\n100,1.0,5.0,7.5\n"
-    )
-    (curve,) = _curves(run)
-    assert curve.y_label == "episode return" and curve.values.tolist() == [[7.5]]
-
-
 def _colours(path):
     """Pixels of the picture that are neither grey, black nor white."""
     pixels = imageio.imread(path)[..., :3].astype(int)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from acme import specs
 
-from agents.config import at_repeat, restored
+from agents.config import at_repeat
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
 from rl_replicator.errors import ConfigError
@@ -52,30 +52,6 @@ def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
     assert D4PG(at_repeat(open_config, 8), spec).discount == found[8]
     with pytest.raises(ConfigError, match='expected a number, got "auto", which a run replaces'):
         D4PG(open_config, spec)
-
-
-@pytest.mark.parametrize(("kind", "prior"), [(D4PGConfig, "uniform"), (PixelD4PGConfig, "zero")])
-def test_the_prior_of_runs_without_an_option_for_it(kind, prior):
-    """Before the option, the critic from pixels already started near 0."""
-    assert restored(kind, {}).critic_prior == prior
-    assert restored(kind, {"critic_prior": "uniform"}).critic_prior == "uniform"
-
-
-def test_runs_without_an_option_for_it_are_evaluated_with_the_newest_weights():
-    assert restored(D4PGConfig, {}).policy_average == 1
-    assert restored(D4PGConfig, {"policy_average": 50}).policy_average == 50
-
-
-@pytest.mark.parametrize(("kind", "kept"), [(D4PGConfig, "tanh"), (PixelD4PGConfig, "inverting")])
-def test_the_gradient_of_runs_without_an_option_for_it(kind, kept):
-    assert restored(kind, {}).squash_gradient == kept
-    assert restored(kind, {"squash_gradient": "tanh"}).squash_gradient == "tanh"
-
-
-def test_a_run_of_before_keeps_the_items_of_its_table():
-    assert restored(D4PGConfig, {"replay": {"min_size": 5}}).replay.transitions_per_item == 1
-    later = restored(D4PGConfig, {"replay": {"min_size": 5, "transitions_per_item": 4}})
-    assert (later.replay.transitions_per_item, later.replay.min_size) == (4, 5)
 
 
 @pytest.mark.parametrize(

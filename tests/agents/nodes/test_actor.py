@@ -126,9 +126,6 @@ def test_every_start_of_an_environment_has_numbers_of_its_own(tmp_path):
     seen.append(counter.start_environment(3))
     # The counter alone was restored: it has forgotten the last start.
     seen.append(Counter(tmp_path, 200, restored=saved).start_environment(3))
-    old = {**saved}
-    del old["starts"]  # Of an earlier version.
-    seen.append(Counter(tmp_path, 200, restored=old).start_environment(3))
     assert len(set(seen)) == len(seen)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
     (run_dir / "config.json").write_text(
         json.dumps({"trainable": "fake", "identity": identity, "options": {"env": env}})
     )
+    events.record(run_dir, events.RUN, events.FINISHED)
     with (run_dir / "metrics" / "evaluator.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(

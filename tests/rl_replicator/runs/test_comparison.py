@@ -146,7 +146,7 @@ def test_the_direction_of_the_score_decides_which_is_better(
     "scores",
     [
         [Score("evaluator", "another")] * 2,
-        [None, None],  # Of an earlier version.
+        [None, None],
         [RETURN, Score("evaluator", "episode_return", is_highest_best=False)],
     ],
 )
@@ -160,16 +160,6 @@ def test_without_a_direction_no_config_is_better(make_run, scores):
     assert pair.difference.value == -9.0 and pair.verdict == "B is higher"
     assert np.isnan(pair.improvement.value)
     assert comparison.report(compared, [pair]).split()[-4:] == ["-", "B", "is", "higher"]
-
-
-def test_runs_of_agents_of_an_earlier_version_have_the_return_as_score(make_run):
-    dirs = [
-        make_run(f"{n}{s}", [(10, 9.0 * n + s)], env="a:b", seed=s, agent={"n": n}, score=None)
-        for n in (1, 2)
-        for s in (1, 2)
-    ]
-    _, (pair,) = _read(dirs)
-    assert pair.verdict == "B is higher" and pair.improvement.value == 0.0
 
 
 @pytest.mark.parametrize("tasks", [("a:b",), ("a:b", "c:d")])

@@ -24,10 +24,6 @@ def test_a_long_detail_is_cut(tmp_path):
     events.record(tmp_path, events.RUN, events.FAILED, "ValueError: " + "0.125, " * 20_000)
     (failed,) = events.read(tmp_path)
     assert failed.detail.startswith("ValueError: 0.125, 0.125") and len(failed.detail) == 2000
-    with (tmp_path / "events.csv").open("a") as file:
-        file.write(f"2025-01-01T00:00:00Z,run,failed,{'0.125 ' * 30_000}\n")  # Too long for `csv`.
-    events.record(tmp_path, events.RUN, events.CONTINUED)
-    assert [event.event for event in events.read(tmp_path)] == [events.FAILED, events.CONTINUED]
 
 
 @pytest.mark.parametrize("cut", range(1, 50, 3))
@@ -50,7 +46,6 @@ def test_a_disk_that_is_gone_is_no_error(tmp_path):
 
 
 def test_the_end_is_lacking_until_the_last_start_has_one(tmp_path):
-    assert not events.lacks_end(events.read(tmp_path))  # As of a version that recorded no events.
     told = [
         ("run", events.STARTED, True),
         ("run", events.FINISHED, False),
@@ -64,7 +59,7 @@ def test_the_end_is_lacking_until_the_last_start_has_one(tmp_path):
     for node, event, is_lacking in told:
         events.record(tmp_path, node, event)
         found = events.read(tmp_path)
-        assert (events.lacks_end(found), events.is_finished(found)) == (is_lacking, not is_lacking)
+        assert events.is_finished(found) != is_lacking
 
 
 def test_faults_are_restarts_and_unannounced_ends(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import run_directory
-from rl_replicator.runs.run_directory import SUITE, RunDirectory, choose
+from rl_replicator.runs.run_directory import RunDirectory, choose
 
 
 def test_a_look_at_the_lock_does_not_refuse_a_run(tmp_path, monkeypatch):
@@ -118,18 +118,3 @@ def _target(number):
         return os.readlink(Path("/proc/self/fd") / number)
     except FileNotFoundError:  # The descriptor of the listed folder.
         return None
-
-
-@pytest.mark.parametrize("kind", ["a run", "a suite"])
-def test_what_lacks_a_setting_is_migrated_if_it_is_a_run(tmp_path, kind):
-    trainable = "d4pg" if kind == "a run" else SUITE
-    there = RunDirectory(tmp_path)
-    there.describe(trainable, {"agent": {"x": 1}}, {})
-    with pytest.raises(UsageError) as error, there.opened(trainable, {"agent": {"x": 1, "y": 2}}):
-        pass
-    migrate = f"; 'rl-replicator migrate {tmp_path}' adds the missing settings"
-    hint = migrate if kind == "a run" else ""
-    assert str(error.value) == (
-        f"{tmp_path} holds {kind} with other settings (agent.y was None and is now 2); use its "
-        f"settings or another --run-dir{hint}"
-    )
