@@ -241,13 +241,6 @@ def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):
     assert counts == [1, 3, 2, 2, 3, 1]
 
 
-def test_a_run_of_an_earlier_version_is_scaled(tmp_path):
-    """Its settings lack the ones that were added later."""
-    config = {"trainable": "d4pg", "identity": {}, "options": {"actors": 2, "launch": "threads"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "2 to 3 actors" in scaling.request(tmp_path, 3)
-
-
 def test_a_full_disk_is_told_from_a_mistake(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
