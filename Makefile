@@ -53,6 +53,7 @@ check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m tests.structure
 
 # The documentation as a site: build/site/index.html. A broken link is an error.
 export NO_MKDOCS_2_WARNING := 1

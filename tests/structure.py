@@ -10,14 +10,23 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import io
 import re
 import statistics
+import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agents", "environments", "launchpad", "rl_replicator")
 _ENTRY_POINTS = {"__init__", "__main__"}
+# Modules from which `train d4pg` begins.
+_START = ("rl_replicator.cli.main", "rl_replicator.cli.train", "agents.d4pg")
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+}
 # Public methods that base classes outside the project declare and document.
 _FOREIGN = {
     "Environment": {"reset", "step", "observation_spec", "action_spec", "reward_spec", "close"},
@@ -246,6 +255,98 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
+def code_lines(path: Path) -> int:
+    """Returns the number of a file's lines without docstrings, comments and blank lines."""
+    source = path.read_text()
+    held: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            held.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body:
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                held -= set(range(first.lineno, first.end_lineno + 1))
+    return len(held)
+
+
+def reached() -> list[Path]:
+    """Returns the files that `train d4pg` reaches by import statements, those in functions too."""
+    graph = {
+        name: {*filter(None, map(_longest, _statements(module))), *_parents(name)}
+        for name, module in modules().items()
+    }
+    names = set(_START).union(*(_reach(graph, name) for name in _START))
+    return [modules()[name].path for name in sorted(names)]
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def private_reaches() -> Counter[str]:
+    """Returns how often each test file uses a private name of what it tests.
+
+    Such names are attributes of other objects than `self`, names in imports, and strings passed to
+    `setattr`, if the file does not define them itself.
+    """
+    found: Counter[str] = Counter()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        own = bound_names(tree)
+        count = sum(
+            bool(re.match(r"_[A-Za-z]", name)) and name not in own
+            for node in ast.walk(tree)
+            for name in _private_candidates(node)
+        )
+        if count:
+            found[str(path.relative_to(ROOT))] = count
+    return found
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Returns the names of the functions, classes, variables and attributes that a file defines."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
+
+
+def _private_candidates(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute):
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+            yield node.attr
+    elif isinstance(node, ast.ImportFrom):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.Call) and _last_name(node.func) in ("setattr", "delattr"):
+        yield from (
+            str(argument.value).rpartition(".")[2]
+            for argument in node.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        )
+
+
+def _size() -> Iterator[str]:
+    """Yields the amounts that somebody who reads everything has to read."""
+    for folders in (PACKAGES, ("bench",), ("tests",)):
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+        total = sum(map(code_lines, paths))
+        yield f"lines of code              {total:6,} in {len(paths)} files of {', '.join(folders)}"
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    words = sum(len(path.read_text().split()) for path in pages)
+    yield f"words                      {words:6,} in {len(pages)} pages"
+    paths = reached()
+    lines = sum(len(path.read_text().splitlines()) for path in paths)
+    yield f"`train d4pg` reaches       {len(paths)} files, {lines:,} lines"
+
+
 def report() -> Iterator[str]:
     """Yields the figures, one line each."""
     between_rooms, between_modules = arrows(rooms=True), arrows(rooms=False)
@@ -257,6 +358,7 @@ def report() -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     definitions = [documented for _, documented in public_definitions()]
+    yield from _size()
     yield f"files                      {len(modules())}"
     yield f"rooms                      {len(between_rooms)}"
     yield f"arrows between rooms       {sum(map(len, between_rooms.values()))}"
@@ -268,6 +370,7 @@ def report() -> Iterator[str]:
         middle, high = statistics.median(values), statistics.quantiles(values, n=20)[-1]
         yield f"lines a {what:18} median {middle:.0f}, p95 {high:.0f}, most {max(values)}"
     yield f"documented                 {statistics.mean(definitions):.1%} of {len(definitions)}"
+    yield f"private names in tests     {private_reaches().total()}"
 
 
 if __name__ == "__main__":

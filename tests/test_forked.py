@@ -82,38 +82,6 @@ def test_nothing_of_this_project_is_loaded():
     assert process.communicate(timeout=60)[0] == "[]\n"
 
 
-STEP = """
-import sonnet as snt
-import tensorflow as tf
-from tensorflow.python.autograph.impl import api
-
-import rl_replicator as rr
-
-before = {code.co_name for code in api._TRANSPILER._cache._cache}
-replicator = rr.make("single_device")
-with replicator.scope():
-    first = snt.nets.MLP([2], w_init=snt.initializers.Orthogonal(seed=1))
-    second = snt.Linear(1)
-
-
-def step_fn(x):
-    return second(first(x))
-
-
-inputs = replicator.make_inputs(lambda context: lambda: tf.zeros([1, 3]))
-print(replicator.replicate(step_fn, inputs)().shape)
-after = {(code.co_filename, code.co_name) for code in api._TRANSPILER._cache._cache}
-print([name for path, name in sorted(after) if "sonnet" in path and name not in before])
-"""
-
-
-def test_the_layers_of_an_mlp_are_translated_already(tmp_path):
-    program = tmp_path / "program.py"  # AutoGraph reads the source.
-    program.write_text(STEP)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert start(str(program), env=environment).communicate(timeout=60)[0] == "(1, 1)\n[]\n"
-
-
 def test_random_numbers_differ():
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     first, second = (start("-c", code).communicate(timeout=60)[0].split() for _ in range(2))
@@ -169,7 +137,7 @@ def test_without_a_server_it_is_a_new_interpreter(monkeypatch):
 
 def test_processes_share_a_server(tmp_path, monkeypatch):
     """The server ends when the context does, and not before."""
-    quick = "import fork_server\nfork_server.PRELOADED = ('numpy',)\nfork_server.translate = int\n"
+    quick = "import fork_server\nfork_server.PRELOADED = ('numpy',)\n"
     monkeypatch.setattr(forked, "_SERVER", forked._SERVER.replace("import fork_server\n", quick))
     monkeypatch.setattr(forked, "_servers", [])
     with forked.shared(tmp_path / "forked") as variables:

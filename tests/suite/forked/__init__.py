@@ -7,14 +7,13 @@ group, arguments, environment, working directory, streams and exit status. A cli
 for it: the client passes signals on, and the two end together.
 
 Three things differ from a new interpreter. The modules of `fork_server.PRELOADED` are imported
-already, and AutoGraph has translated the functions of Sonnet that most networks call, so a test
-of imports, or of what they print, starts `sys.executable`. All programs of a server use the same
-seed for hashes of strings: a group of processes that must not depend on it has a member that
-`sys.executable` runs. And the program's process id is not that of the process that the test
-started: `program` returns it.
+already, so a test of imports, or of what they print, starts `sys.executable`. All programs of a
+server use the same seed for hashes of strings: a group of processes that must not depend on it has
+a member that `sys.executable` runs. And the program's process id is not that of the process that
+the test started: `program` returns it.
 
-The processes of a run of the suite share one server, which the first that needs it starts. With
-`--record`, and outside of the suite, each process has its own.
+The processes of a run of the suite share one server, which the first that needs it starts. Outside
+of the suite, each process has its own.
 
 `RL_REPLICATOR_TESTS_FORK=0` in the environment makes every command start a new interpreter.
 """

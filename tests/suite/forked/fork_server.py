@@ -14,7 +14,6 @@ import gc
 import importlib
 import io
 import os
-import pkgutil
 import random
 import runpy
 import selectors
@@ -22,23 +21,12 @@ import signal
 import socket
 import sys
 import tempfile
-import types
 
 # Slow to import. Nothing of this project, so that each program imports all of it itself.
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
     *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
     *("tyro", "tensorboardX", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-)
-# Functions that most traces call, as names for `pkgutil.resolve_name`. AutoGraph translates each
-# once per process, which takes longer than the rest of the trace of a small network.
-TRANSLATED = (
-    *("sonnet.src.nets.mlp:MLP.__call__", "sonnet.src.linear:Linear.__call__"),
-    *("sonnet.src.linear:Linear._initialize", "sonnet.src.once:_check_no_output"),
-    *("sonnet.src.initializers:Orthogonal.__call__", "sonnet.src.initializers:Zeros.__call__"),
-    "sonnet.src.initializers:TruncatedNormal.__call__",
-    *(f"sonnet.src.initializers:_as_{kind}_dtype" for kind in ("floating", "numerical")),
-    "sonnet.src.utils:assert_minimum_rank",
 )
 _NUMBER = 8  # Bytes per number in messages, as in client.py.
 _PR_SET_PDEATHSIG = 1
@@ -173,34 +161,6 @@ def _process_id(connection: socket.socket) -> str:
     return str(int.from_bytes(credentials[:4], sys.byteorder))
 
 
-def translate() -> None:
-    """Makes AutoGraph translate the functions of `TRANSLATED`, and their decorators' wrappers.
-
-    The translation is pure Python: no operation of TensorFlow runs.
-    """
-    replicator = importlib.import_module("sonnet.src.distribute.replicator")
-    with tempfile.TemporaryDirectory() as directory:
-        tempfile.tempdir = directory  # For the modules that AutoGraph writes and loads.
-        done: set[types.FunctionType] = set()
-        for name in TRANSLATED:
-            _translate(pkgutil.resolve_name(name), done)
-        with replicator._eager_initial_values():  # Decorates all initializers.
-            _translate(pkgutil.resolve_name("sonnet.src.initializers:Zeros.__call__"), done)
-    tempfile.tempdir = None  # Each program determines its own.
-
-
-def _translate(function: types.FunctionType, done: set[types.FunctionType]) -> None:
-    """Translates a function, and those in its closure, as functions that a step calls."""
-    done.add(function)
-    api = sys.modules["tensorflow.python.autograph.impl.api"]
-    converter = sys.modules["tensorflow.python.autograph.core.converter"]
-    options = converter.ConversionOptions(recursive=True, optional_features=None)
-    api._convert_actual(function, converter.ProgramContext(options))  # Cached by its code.
-    for cell in function.__closure__ or ():
-        if isinstance(cell.cell_contents, types.FunctionType) and cell.cell_contents not in done:
-            _translate(cell.cell_contents, done)
-
-
 def become(
     arguments: list[str], directory: str, environment: dict[str, str], streams: list[int]
 ) -> None:
@@ -267,7 +227,7 @@ def main(address: str) -> None:
     gc.disable()  # Imports create many objects and little garbage.
     for name in PRELOADED:
         importlib.import_module(name)
-    translate()
+    tempfile.tempdir = None  # Each program determines its own.
     gc.enable()
     gc.collect()
     gc.freeze()  # Collections in the forks neither visit nor copy these objects.
