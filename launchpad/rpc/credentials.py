@@ -2,10 +2,14 @@
 
 All nodes of a program share a secret, which calls never contain. Every request carries a signature
 in its metadata, which the server checks before it reads the request's body. Every answer carries
-one as well, which the client checks before it unpickles anything. A process that takes over the
-port of a dead node does not have the secret and can't learn it, so its answers are rejected. The
-identity of the server is part of a request's signature, so that another node of the same program is
-not mistaken for the one that was called.
+one as well, which the client checks before it unpickles anything.
+
+A process that takes over the port of a dead node does not have the secret and can't learn it, so
+its answers are rejected. It does receive signed requests, and may send what it received to others.
+So the signature covers everything that is unpickled, the identity of the server, so that another
+node of the same program is not mistaken for the one that was called, and a nonce of the server's
+incarnation, so that no call that was meant for its predecessor runs in a restarted server. A client
+learns the nonce from the server's refusal of its first call; it need not be kept secret.
 
 This protects against processes that can open connections to a node. Connections between machines
 are encrypted as well; see `certificates`.
@@ -24,10 +28,12 @@ from typing import Any, NamedTuple
 
 SECRET_BYTES = 32
 CLIENT_ID_BYTES = 16
+NONCE_BYTES = 16
 
-# Both names end in -bin, as gRPC requires for binary metadata.
+# These names end in -bin, as gRPC requires for binary metadata.
 _REQUEST_KEY = "launchpad-request-bin"
 _ANSWER_KEY = "launchpad-answer-bin"
+_NONCE_KEY = "launchpad-nonce-bin"
 
 # Hexadecimal secret of processes that share no program, and of programs that they may call.
 SECRET_VARIABLE = "LAUNCHPAD_SECRET"
@@ -41,7 +47,9 @@ MAX_OPEN_CALLS = 256
 _TICKET = struct.Struct(f"<{CLIENT_ID_BYTES}sQQH")
 _CALL = struct.Struct(f"<{CLIENT_ID_BYTES}sQ")
 _NUMBER_BYTES = 8
-_SIGNATURE_BYTES = hashlib.sha256().digest_size
+_DIGEST_BYTES = _SIGNATURE_BYTES = hashlib.sha256().digest_size
+# What follows the ticket: the nonce of the server and the digest of what it will unpickle.
+_BOUND_BYTES = NONCE_BYTES + _DIGEST_BYTES
 
 
 class Ticket(NamedTuple):
@@ -61,24 +69,47 @@ class Ticket(NamedTuple):
     open_calls: tuple[int, ...] = ()
 
 
-def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[str, bytes], ...]:
+class Request(NamedTuple):
+    """What a signature vouches for.
+
+    Attributes:
+      ticket: The ticket of the call.
+      nonce: The nonce of the server that is meant; empty bytes while it is not known.
+      digest: SHA-256 of the part of the body that gets unpickled.
+    """
+
+    ticket: Ticket
+    nonce: bytes
+    digest: bytes
+
+    def is_about(self, pickled: Any) -> bool:
+        """Returns whether this is what was signed."""
+        return hmac.compare_digest(self.digest, hashlib.sha256(pickled).digest())
+
+
+def sign_request(
+    secret: bytes, identity: bytes, ticket: Ticket, nonce: bytes, pickled: Any
+) -> tuple[tuple[str, bytes], ...]:
     """Returns the metadata of a request.
 
     Args:
       secret: The secret of the program.
       identity: The identity of the intended server; empty for any server of the program.
       ticket: The ticket of the call.
+      nonce: The nonce of the intended server; empty while it is not known.
+      pickled: The part of the body that gets unpickled.
     """
     client_id, number, num_answered, open_calls = ticket
     num_open = len(open_calls)
     packed = _TICKET.pack(client_id, number, num_answered, num_open)
     if open_calls:
         packed += struct.pack(f"<{num_open}Q", *open_calls)
+    packed += nonce.ljust(NONCE_BYTES, b"\0") + hashlib.sha256(pickled).digest()
     return ((_REQUEST_KEY, packed + _sign(secret, b"request", identity, packed) + identity),)
 
 
-def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> Ticket | None:
-    """Returns the ticket of a request, or None if the request must be refused.
+def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> Request | None:
+    """Returns what was signed of a request, or None if the request must be refused.
 
     Args:
       secret: The secret of the program.
@@ -90,7 +121,8 @@ def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> T
     if len(value) < _TICKET.size:
         return None
     client_id, number, num_answered, num_open = _TICKET.unpack_from(value)
-    packed_end = _TICKET.size + num_open * _NUMBER_BYTES
+    ticket_end = _TICKET.size + num_open * _NUMBER_BYTES
+    packed_end = ticket_end + _BOUND_BYTES
     signature_end = packed_end + _SIGNATURE_BYTES
     packed, signature = value[:packed_end], value[packed_end:signature_end]
     meant = value[signature_end:]
@@ -99,7 +131,20 @@ def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> T
     if not hmac.compare_digest(signature, _sign(secret, b"request", meant, packed)):
         return None
     open_calls = struct.unpack_from(f"<{num_open}Q", packed, _TICKET.size)
-    return Ticket(client_id, number, num_answered, open_calls)
+    ticket = Ticket(client_id, number, num_answered, open_calls)
+    nonce, digest = packed[ticket_end:-_DIGEST_BYTES], packed[-_DIGEST_BYTES:]
+    return Request(ticket, nonce, digest)
+
+
+def tell_nonce(nonce: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Returns the trailing metadata of a refusal, from which a client learns the nonce."""
+    return ((_NONCE_KEY, nonce),)
+
+
+def told_nonce(metadata: Iterable[Any]) -> bytes:
+    """Returns the nonce that a refusal tells, or empty bytes."""
+    value = _value(metadata, _NONCE_KEY)
+    return value if len(value) == NONCE_BYTES else b""
 
 
 def sign_answer(secret: bytes, ticket: Ticket, pickled: Any) -> tuple[tuple[str, bytes], ...]:

@@ -52,6 +52,7 @@ class Link:
         self._secret = secret
         self._identity = identity
         self._compress = compress
+        self._nonce = b""  # Unknown before the server has refused a call.
         self._channel = certificates.channel(
             address, secret, list(_OPTIONS), rpc_server.COMPRESSION if compress else None
         )
@@ -63,7 +64,8 @@ class Link:
         Raises:
           ValueError: the link is closed.
         """
-        return self._method.future(request, timeout=timeout, metadata=self._metadata(ticket))
+        metadata = self._metadata(request, ticket)
+        return self._method.future(request, timeout=timeout, metadata=metadata)
 
     def call(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> bytes:
         """Sends a request and returns the verified answer.
@@ -73,13 +75,30 @@ class Link:
           ValueError: the link is closed.
           UnverifiedAnswerError: a process other than the intended one has answered.
         """
-        answer, call = self._method.with_call(
-            request, timeout=timeout, metadata=self._metadata(ticket)
-        )
+        try:
+            answer, call = self._method.with_call(
+                request, timeout=timeout, metadata=self._metadata(request, ticket)
+            )
+        except grpc.RpcError as error:
+            if not self.learn_nonce(error):
+                raise
+            answer, call = self._method.with_call(
+                request, timeout=timeout, metadata=self._metadata(request, ticket)
+            )
         return self.verified(answer, call, ticket)
 
-    def _metadata(self, ticket: credentials.Ticket) -> tuple[tuple[str, bytes | str], ...]:
-        signed = credentials.sign_request(self._secret, self._identity, ticket)
+    def learn_nonce(self, refused: Any) -> bool:
+        """Returns whether a call that failed did so because the server's nonce was not known."""
+        if nonce := credentials.told_nonce(refused.trailing_metadata()):
+            self._nonce = nonce
+        return bool(nonce)
+
+    def _metadata(
+        self, request: bytes, ticket: credentials.Ticket
+    ) -> tuple[tuple[str, bytes | str], ...]:
+        signed = credentials.sign_request(
+            self._secret, self._identity, ticket, self._nonce, wire.pickled_part(request, 0)
+        )
         return (*signed, rpc_server.COMPRESS) if self._compress else signed
 
     def verified(self, answer: bytes, call: Any, ticket: credentials.Ticket) -> bytes:

@@ -25,6 +25,7 @@ class _Entry:
     unpack: Callable[[bytes], Any]
     result: futures.Future[Any]
     was_sent: bool = False
+    was_signed_again: bool = False
 
 
 class PendingCalls:
@@ -84,6 +85,10 @@ class PendingCalls:
     ) -> None:
         if entry.result.cancelled():
             entry.call.close()
+            return
+        if not entry.was_signed_again and link.learn_nonce(rpc):
+            entry.was_signed_again = True
+            self._send(entry, link)
             return
         with self._connection.as_client():  # This may be any thread: gRPC's, or that of the caller.
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,7 @@ class MethodServer:
             )
         self._secret = secret
         self._identity = identity
+        self._nonce = secrets.token_bytes(credentials.NONCE_BYTES)
         self._runtime = runtime
         self._methods: dict[str, Callable[..., Any]] = {}
         self._forward: Callable[[bytes], bytes] | None = None
@@ -134,19 +136,28 @@ class MethodServer:
 
     def _handler(self, metadata: Any) -> grpc.RpcMethodHandler:
         """Returns the handler of a call with this metadata, before its body is read."""
-        ticket = credentials.verify_request(self._secret, self._identity, metadata)
-        if ticket is None:
+        signed = credentials.verify_request(self._secret, self._identity, metadata)
+        if signed is None:
             return grpc.stream_unary_rpc_method_handler(_refuse)
-        handle = functools.partial(self._handle, ticket, COMPRESS in metadata)
+        if signed.nonce != self._nonce:
+            return grpc.stream_unary_rpc_method_handler(self._tell_nonce)
+        handle = functools.partial(self._handle, signed, COMPRESS in metadata)
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _handle(
         self,
-        ticket: credentials.Ticket,
+        signed: credentials.Request,
         compress: bool,
         request: bytes,
         context: grpc.ServicerContext,
     ) -> bytes:
+        ticket = signed.ticket
+        try:
+            is_signed = signed.is_about(wire.pickled_part(request, 0))
+        except ValueError:
+            is_signed = False
+        if not is_signed:
+            _refuse(request, context)
         try:
             answer = self._answers.get(ticket, lambda: self._answer(request))
         except answers.AnsweredError:
@@ -157,6 +168,12 @@ class MethodServer:
         pickled = wire.pickled_part(answer, 1)
         context.set_trailing_metadata(credentials.sign_answer(self._secret, ticket, pickled))
         return answer
+
+    def _tell_nonce(self, body: Any, context: grpc.ServicerContext) -> None:
+        """Refuses a call that was meant for another incarnation, without reading its body."""
+        del body
+        context.set_trailing_metadata(credentials.tell_nonce(self._nonce))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the call is meant for another incarnation")
 
     def _answer(self, request: bytes) -> bytes:
         """Runs the method of a request; returns its result or its exception, encoded."""

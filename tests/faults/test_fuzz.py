@@ -126,7 +126,7 @@ def test_bodies_of_calls(served, body, name):
 @given(value=st.binary(max_size=120))
 def test_signatures_of_calls(value):
     key = credentials.sign_request(
-        b"s" * credentials.SECRET_BYTES, b"", credentials.Ticket(b"c" * 16, 1, 0)
+        b"s" * credentials.SECRET_BYTES, b"", credentials.Ticket(b"c" * 16, 1, 0), b"", b""
     )[0][0]
     metadata = ((key, value), ("other", "text"))
     assert credentials.verify_request(b"s" * credentials.SECRET_BYTES, b"", metadata) is None

@@ -295,14 +295,12 @@ def runtime():
 
 
 def _send(address, body, *, secret=_SECRET, identity=b"", number=1, client=b"c" * 16):
-    """Sends a request as a client with these credentials would; returns (answer, gRPC call)."""
-    ticket = credentials.Ticket(client, number, 0)
-    metadata = credentials.sign_request(secret, identity, ticket)
-    options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(address, options=options) as channel:
-        return channel.unary_unary(rpc_server.CALL_PATH).with_call(
-            body, timeout=60, metadata=metadata
-        )
+    """Sends a request as a client with these credentials would; returns the answer."""
+    sender = link.Link(address, secret, identity, False)
+    try:
+        return sender.call(body, credentials.Ticket(client, number, 0), 60)
+    finally:
+        sender.close()
 
 
 @pytest.mark.parametrize(
@@ -374,6 +372,120 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
     finally:
         impostor.stop()
         server.stop()
+
+
+class _Collector(grpc.GenericRpcHandler):
+    """Listens at an address as a stranger would: keeps all that it receives, and answers nothing.
+
+    Given a target, it passes the answer of that server on, so that the client goes on.
+    """
+
+    def __init__(self, address="127.0.0.1:0", target=None):
+        self.calls, self._released = queue.SimpleQueue(), threading.Event()
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), handlers=(self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        self._send = target and grpc.insecure_channel(target).unary_unary(rpc_server.CALL_PATH)
+        self._server.start()
+
+    def service(self, details):
+        metadata = [pair for pair in details.invocation_metadata if pair[0].endswith("-bin")]
+        return grpc.unary_unary_rpc_method_handler(lambda *args: self._keep(metadata, *args))
+
+    def _keep(self, metadata, request, context):
+        self.calls.put((metadata, request))
+        if self._send is None:
+            self._released.wait(60)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        try:
+            answer, call = self._send.with_call(request, timeout=60, metadata=metadata)
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata())
+            context.abort(error.code(), error.details())
+        context.set_trailing_metadata(call.trailing_metadata())
+        return answer
+
+    def stop(self):
+        self._released.set()
+        self._server.stop(0).wait()
+
+
+def _attempt(address, metadata, body):
+    """Sends what a stranger made of a call; returns the status."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(rpc_server.CALL_PATH).future(body, timeout=20, metadata=metadata)
+        return call.code()
+
+
+def _own_body():
+    return wire.encode(b"", b"same", ((_Exploding(),), {}))
+
+
+@pytest.mark.parametrize("is_future", [False, True])
+def test_what_a_stranger_collects_at_a_dead_nodes_port_runs_nothing(runtime, is_future):
+    server, address = _serve(identity=b"node"), lp.Address()
+    address.key = "node"
+    runtime.publish(address.key, server.address)
+    client = lp.CourierClient(address)
+    assert client.same(1) == 1
+    port = server.address
+    server.stop()
+    stranger, successor = _Collector(port), _serve(identity=b"node")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        try:
+            answer = client.futures.same(2) if is_future else pool.submit(client.same, 2)
+            metadata, body = stranger.calls.get(timeout=60)
+            for each in (_own_body(), body + b"!", body, b""):
+                assert _attempt(successor.address, metadata, each) != grpc.StatusCode.OK
+            assert not _Exploding.unpickled
+            runtime.publish(address.key, successor.address)
+            assert answer.result(60) == 2
+        finally:
+            _Exploding.unpickled = False
+            runtime.publish(address.key, successor.address)
+            stranger.stop()
+            successor.stop()
+
+
+def test_a_stranger_between_client_and_server_sends_no_body_of_its_own(runtime):
+    runs = []
+    server = _serve()
+    server.bind("run", lambda value: runs.append(value) or value)
+    stranger = _Collector(target=server.address)
+    try:
+        client = lp.CourierClient(stranger.address)
+        assert client.run(1) == client.futures.run(1).result(60) == 1
+        calls = [stranger.calls.get(timeout=60) for _ in range(stranger.calls.qsize())]
+        assert len(calls) == 3, "the first call was refused once: it did not name the server"
+        for metadata, body in calls:
+            assert _attempt(server.address, metadata, _own_body()) != grpc.StatusCode.OK
+            _attempt(server.address, metadata, body)
+        assert runs == [1, 1] and not _Exploding.unpickled
+    finally:
+        _Exploding.unpickled = False
+        stranger.stop()
+        server.stop()
+
+
+def test_a_recorded_call_does_not_run_in_a_restarted_server(runtime):
+    runs = []
+    servers = [_serve()]
+    servers[0].bind("run", lambda value: runs.append(value) or value)
+    stranger = _Collector(target=servers[0].address)
+    try:
+        client = lp.CourierClient(stranger.address)
+        assert client.run(1) == 1
+        calls = [stranger.calls.get(timeout=60) for _ in range(stranger.calls.qsize())]
+        servers[0].stop()
+        servers.append(_serve(port=servers[0].port))
+        servers[1].bind("run", lambda value: runs.append(value) or value)
+        for metadata, body in calls:
+            assert _attempt(servers[1].address, metadata, body) != grpc.StatusCode.OK
+        assert runs == [1]
+        # The client itself signs again, and its call runs there.
+        assert client.run(2) == client.futures.run(2).result(60) == 2 and runs == [1, 2, 2]
+    finally:
+        stranger.stop()
+        servers[1].stop()
 
 
 class _HalfImpostor(_Impostor):
@@ -466,11 +578,11 @@ def test_a_repeated_call_runs_once():
     try:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             both = [pool.submit(_send, server.address, body, number=1) for _ in range(3)]
-            answers = [each.result()[0] for each in both]
-        answers.append(_send(server.address, body, number=1)[0])  # Ended; its answer is kept.
+            answers = [each.result() for each in both]
+        answers.append(_send(server.address, body, number=1))  # Ended; its answer is kept.
         assert [wire.decode(answer, 1) for answer in answers] == [[7, 1]] * 4
-        assert wire.decode(_send(server.address, body, number=2)[0], 1) == [7, 2]
-        assert wire.decode(_send(server.address, body, client=b"d" * 16)[0], 1) == [7, 3]
+        assert wire.decode(_send(server.address, body, number=2), 1) == [7, 2]
+        assert wire.decode(_send(server.address, body, client=b"d" * 16), 1) == [7, 3]
     finally:
         server.stop()
 
@@ -525,8 +637,8 @@ def test_tickets_confirm_calls_beside_open_ones_in_any_order():
         with pytest.raises(answers_lib.AnsweredError):
             kept.get(credentials.Ticket(client, late, 0), lambda: b"again")
     assert kept.get(credentials.Ticket(client, 3, 0), lambda: b"again") == b"3"
-    metadata = credentials.sign_request(_SECRET, b"node", ticket)
-    assert credentials.verify_request(_SECRET, b"node", metadata) == ticket
+    metadata = credentials.sign_request(_SECRET, b"node", ticket, b"n" * 16, b"")
+    assert credentials.verify_request(_SECRET, b"node", metadata).ticket == ticket
 
 
 def test_tickets_name_a_limited_number_of_open_calls(runtime):

@@ -167,7 +167,7 @@ def test_calls_between_machines_are_encrypted(monkeypatch):
             link.call(request, ticket, 60)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "it never came to a call"
         link.close()
-        metadata = credentials.sign_request(_SECRET, b"", ticket)
+        metadata = credentials.sign_request(_SECRET, b"", ticket, b"", request)
         with grpc.insecure_channel(server.address) as plain, pytest.raises(grpc.RpcError):
             plain.unary_unary(rpc_server.CALL_PATH)(request, timeout=60, metadata=metadata)
     finally:
