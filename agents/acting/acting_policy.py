@@ -8,9 +8,10 @@ import sonnet as snt
 import tensorflow as tf
 
 from agents.acting.frame_stack import ObservationHistory
-from agents.acting.numpy_policy import NumpyPolicy, UnsupportedOperationError
+from agents.acting.numpy_policy import NumpyPolicy
 from agents.agent import VariableSource
 from agents.learning.variables import check_arrays, named_variables, names_with_variables
+from rl_replicator.exports.program import NotPortableError
 from rl_replicator.step import random_ops
 
 
@@ -118,7 +119,7 @@ def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
     act, variables = trace_policy(policy, batch_size)
     try:
         return NumpyPolicy(act, variables)
-    except UnsupportedOperationError:
+    except NotPortableError:
         return TensorFlowPolicy(act, variables)
 
 

@@ -1,7 +1,6 @@
 """Writes a model to a folder that other programs can read, in one of several formats."""
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -67,22 +66,14 @@ class _Saved(tf.Module):
             }
         )
         self.weights = list(self.call.graph.variables)
-        self.tables = _tables(self.call)
-
-
-def _tables(function: Any) -> list[Any]:
-    """Returns the lookup tables that a concrete function reads.
-
-    A SavedModel must hold them. The graph refers to its variables, but only to the handles of its
-    tables.
-    """
-    handles = {id(tensor) for tensor in function.graph.external_captures}
-    kind = tf.saved_model.experimental.TrackableResource
-    return [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), kind) and not handles.isdisjoint(map(id, vars(found).values()))
-    ]
+        # The graph refers to its variables, but only to the handles of its lookup tables.
+        kind = tf.saved_model.experimental.TrackableResource
+        self.tables = [
+            part
+            for holder in model.tables_of
+            for part in tf.train.TrackableView(holder).descendants()
+            if isinstance(part, kind)
+        ]
 
 
 def _write_saved_model(model: ExportedModel, folder: Path) -> None:

@@ -83,8 +83,11 @@ class ExportedModel:
       function: takes tensors by keyword, in the order of `inputs`, and returns tensors by name.
       inputs: specs by name; the first dimension of each, the batch, is None.
       card: the model card.
+      tables_of: lookup tables that the function reads, or modules and Keras models that hold them.
+        A SavedModel needs them.
     """
 
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
     card: Card
+    tables_of: "Sequence[tf.Module]" = ()

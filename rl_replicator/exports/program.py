@@ -1,21 +1,21 @@
-"""Translates a frozen TensorFlow graph into a short program of portable operations.
+"""Translates a TensorFlow graph into a short program of portable operations.
 
 An operation is a dictionary: "op" is its name, "in" the names of its inputs, "out" the name of its
 output; the rest are its attributes. NumPy and ONNX have equivalents of all operations:
 
     Add Sub Mul Div Min Max Pow Less LessEqual Greater GreaterEqual   two inputs
-    Neg Abs Exp Log Sqrt Tanh Sigmoid Relu Elu Softplus Sign Round    one input
+    Neg Abs Exp Log Sqrt Sin Cos Tanh Sigmoid Elu Softplus Sign Round one input
     MatMul [transpose_a, transpose_b]   Softmax   Select   Cast [dtype]   Concat [axis]
     Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
     Slice [starts, stops, steps: one per axis; a start or stop of None means no bound]
     Broadcast [shape: 1 keeps the input's size]   OneHot [depth, dtype: adds a last axis]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
 
-Images are [B, H, W, C], as in TensorFlow.
+Images are [B, H, W, C], as in TensorFlow. `rl_replicator.exports.standalone` runs the operations.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,10 @@ from tensorflow.python.framework import convert_to_constants
 from rl_replicator.errors import UsageError
 
 Operation = dict[str, Any]
+
+
+class NotPortableError(UsageError):
+    """A graph has an operation, a shape or a dtype that has no portable equivalent."""
 
 
 @dataclasses.dataclass
@@ -45,106 +49,77 @@ class PortableProgram:
 
 
 def translate(function: Any) -> PortableProgram:
-    """Translates a concrete function.
+    """Translates a concrete function with the current values of its variables.
 
     Args:
       function: a `tf.types.experimental.ConcreteFunction` that has named inputs and returns tensors
         by name.
 
-    Returns:
-      The program, with the current values of the variables.
-
     Raises:
-      UsageError: if the function has an operation or a dtype that is not portable, or an output
-        without a batch dimension.
+      NotPortableError: if the function has an operation or a dtype that is not portable, or an
+        output without a batch dimension.
     """
     frozen = convert_to_constants.convert_variables_to_constants_v2(function)
-    inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
-    writer = _Writer()
-    needed = _needed(frozen.outputs)
-    for op in frozen.graph.get_operations():
-        if op in needed:
-            writer.add(op)
+    known = {tensor.name: tensor.op.name for tensor in frozen.inputs}
+    writer = Writer(known, frozen.outputs)
     outputs = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
     for name, output in outputs.items():
-        _check_batch(name, output)
+        if not output.shape.rank or output.shape[0] is not None:
+            raise NotPortableError(
+                f"expected outputs of shape [B, ...], got {output.shape} for {name!r}; keep the "
+                "batch, or export the model with --format savedmodel"
+            )
     values = {name: (writer.value(x), *_spec(x)) for name, x in outputs.items()}
     used = {name for operation in writer.operations for name in operation["in"]}
     used.update(value for value, _, _ in values.values())
     return PortableProgram(
-        inputs={name: _spec(tensor) for name, tensor in inputs.items()},
+        inputs={tensor.op.name: _spec(tensor) for tensor in frozen.inputs},
         outputs=values,
         constants={name: array for name, array in writer.constants.items() if name in used},
         operations=writer.operations,
     )
 
 
-def _needed(outputs: list[Any]) -> set[Any]:
-    """Returns the operations that compute the outputs, except those that only compute shapes."""
-    needed: set[Any] = set()
-    waiting = [tensor.op for tensor in outputs]
-    while waiting:
-        op = waiting.pop()
-        if op not in needed:
-            needed.add(op)
-            inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
-            waiting.extend(tensor.op for tensor in inputs)
-    return needed
-
-
-def _check_batch(name: str, output: Any) -> None:
-    if not output.shape.rank or output.shape[0] is not None:
-        raise UsageError(
-            f"expected outputs of shape [B, ...], got {output.shape} for {name!r}; keep the batch, "
-            "or export the model with --format savedmodel"
-        )
-
-
 def _spec(tensor: Any) -> tuple[list[int], str]:
     return tensor.shape.as_list()[1:], tensor.dtype.name
 
 
-class _Writer:
-    """Translates operations one by one.
+class Writer:
+    """Translates the operations of a graph that compute some of its tensors.
 
     Attributes:
       constants: name -> array.
-      operations: operations translated so far.
+      operations: see the module's docstring.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, str], outputs: Sequence[Any]):
+        """Translates the operations.
+
+        Args:
+          known: name of a tensor of the graph, an input or the handle of a variable -> name of its
+            value.
+          outputs: the tensors to compute.
+
+        Raises:
+          NotPortableError: if one of the operations has no portable equivalent.
+        """
         self.constants: dict[str, np.ndarray] = {}
         self.operations: list[Operation] = []
-        self._names: dict[str, str] = {}
+        self._names = dict(known)
+        needed: set[Any] = set()
+        waiting = [tensor.op for tensor in outputs]
+        while waiting:
+            op = waiting.pop()
+            if op not in needed:
+                needed.add(op)
+                waiting.extend(tensor.op for tensor in _inputs(op))
+        for op in outputs[0].graph.get_operations() if outputs else ():
+            if op in needed:
+                self._add(op)
 
     def value(self, tensor: Any) -> str:
         """Returns the name of a tensor's value."""
         return self._names[tensor.name]
-
-    def add(self, op: Any) -> None:
-        """Translates an operation."""
-        static = [tf.get_static_value(output) for output in op.outputs]
-        is_static = all(array is not None for array in static)
-        if not is_static and op.type not in _KNOWN:
-            raise UsageError(
-                f"expected a model of portable operations, got {op.type} ({op.name}); export it "
-                "with --format savedmodel"
-            )
-        _check_dtypes(op)
-        if is_static:
-            for output, array in zip(op.outputs, static, strict=True):
-                self._names[output.name] = self._constant(output.name, np.asarray(array))
-            return
-        if op.type == "Placeholder":
-            self._names[op.outputs[0].name] = op.name
-            return
-        if op.type in _ALIASES:
-            for source, output in zip(op.inputs, op.outputs, strict=True):
-                self._names[output.name] = self.value(source)
-            return
-        inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
-        result = _TRANSLATORS[op.type](self, op, [self.value(tensor) for tensor in inputs])
-        self._names[op.outputs[0].name] = result
 
     def emit(self, name: str, operation: str, inputs: list[str], **attributes: Any) -> str:
         """Appends an operation; returns the name of its output."""
@@ -154,159 +129,175 @@ class _Writer:
 
     def constant(self, op: Any, name: str, value: Any) -> str:
         """Returns the name of a constant of the dtype of an operation's output."""
-        dtype = op.outputs[0].dtype.as_numpy_dtype
-        return self._constant(f"{op.name}/{name}", np.asarray(value, dtype))
-
-    def scalar(self, op: Any, value: float) -> str:
-        """Returns the name of a number of the dtype of an operation's output."""
-        return self.constant(op, str(value), value)
-
-    def _constant(self, name: str, array: np.ndarray) -> str:
-        self.constants[name] = array
+        name = f"{op.name}/{name}"
+        self.constants[name] = np.asarray(value, op.outputs[0].dtype.as_numpy_dtype)
         return name
 
+    def _add(self, op: Any) -> None:
+        if all(output.name in self._names for output in op.outputs):
+            return
+        static = [tf.get_static_value(output) for output in op.outputs]
+        is_static = all(array is not None for array in static)
+        is_known = is_static or op.type in _ALIASES or op.type in _TRANSLATORS
+        _check(is_known, "operations that NumPy and ONNX have", op, op.type)
+        for output in op.outputs:
+            is_plain = np.dtype(output.dtype.as_numpy_dtype).kind in "biufc"
+            _check(is_plain, "dtypes that NumPy has", op, output.dtype.name)
+        if is_static:
+            for output, array in zip(op.outputs, static, strict=True):
+                self._names[output.name] = output.name
+                self.constants[output.name] = np.asarray(array)
+            return
+        inputs = [self.value(tensor) for tensor in _inputs(op)]
+        results = inputs if op.type in _ALIASES else _TRANSLATORS[op.type](self, op, inputs)
+        results = [results] if isinstance(results, str) else results
+        for output, result in zip(op.outputs, results, strict=False):  # Some are for gradients.
+            self._names[output.name] = result
 
-def _check_dtypes(op: Any) -> None:
-    for output in op.outputs:
-        if output.dtype == tf.resource:
-            continue  # The operation that reads it is refused by its name.
-        if np.dtype(output.dtype.as_numpy_dtype).kind not in "biufc":  # Strings, or bfloat16.
-            raise UsageError(
-                f"expected dtypes that NumPy supports, got {output.dtype.name} ({op.name}); "
-                "compute the exported function in float32, or export it with --format savedmodel"
-            )
+
+# Operations whose outputs are their inputs.
+_ALIASES = frozenset(
+    {"Identity", "IdentityN", "PreventGradient", "ReadVariableOp", "Snapshot", "StopGradient"}
+)
+# Operations whose second input is the shape of the result. The static shape is used instead.
+_SHAPED = ("BroadcastTo", "Reshape")
+
+Translator = Callable[[Writer, Any, list[str]], str | list[str]]
+
+
+def _inputs(op: Any) -> Sequence[Any]:
+    return op.inputs[:1] if op.type in _SHAPED else op.inputs
+
+
+def _check(is_portable: bool, expected: str, op: Any, got: object = None) -> None:
+    if not is_portable:
+        found = "" if got is None else f", got {got}"
+        raise NotPortableError(
+            f"expected {expected}{found} ({op.name}); change it in the exported function, or "
+            "export it with --format savedmodel"
+        )
 
 
 def _check_floating(op: Any) -> None:
-    if not op.outputs[0].dtype.is_floating:
-        raise UsageError(
-            f"expected {op.type} of floats, got that of {op.outputs[0].dtype.name} ({op.name}); "
-            "cast before it, or export the model with --format savedmodel"
-        )
+    dtype = op.outputs[0].dtype
+    _check(dtype.is_floating, f"{op.type} of floats", op, f"that of {dtype.name}")
 
 
 def _static(op: Any, index: int) -> np.ndarray:
     """Returns a constant input that acts as a parameter of the operation, such as an axis."""
     value = tf.get_static_value(op.inputs[index])
-    if value is None:
-        raise UsageError(
-            f"expected {op.type} with constant parameters, got one that "
-            f"{op.inputs[index].op.type} computes ({op.name}); export the model with --format "
-            "savedmodel"
-        )
+    got = f"one that {op.inputs[index].op.type} computes"
+    _check(value is not None, f"{op.type} with constant parameters", op, got)
     return np.asarray(value)
-
-
-# Operations whose outputs are their inputs.
-_ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
-# Operations whose second input is the shape of the result. The static shape is used instead.
-_SHAPED = ("BroadcastTo", "Reshape")
-
-Translator = Callable[[_Writer, Any, list[str]], str]
 
 
 def _same(name: str) -> Translator:
     return lambda writer, op, inputs: writer.emit(op.name, name, inputs)
 
 
-def _matmul(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _matmul(writer: Writer, op: Any, inputs: list[str]) -> str:
     flags = {name: op.get_attr(name) for name in ("transpose_a", "transpose_b")}
     return writer.emit(op.name, "MatMul", inputs, **flags)
 
 
-def _rsqrt(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _rsqrt(writer: Writer, op: Any, inputs: list[str]) -> str:
     root = writer.emit(op.name, "Sqrt", inputs)
-    return writer.emit(op.name, "Div", [writer.scalar(op, 1.0), root])
+    return writer.emit(op.name, "Div", [writer.constant(op, "one", 1), root])
 
 
-def _square(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _expm1(writer: Writer, op: Any, inputs: list[str]) -> str:
+    power = writer.emit(op.name, "Exp", inputs)
+    return writer.emit(op.name, "Sub", [power, writer.constant(op, "one", 1)])
+
+
+def _log1p(writer: Writer, op: Any, inputs: list[str]) -> str:
+    total = writer.emit(op.name, "Add", [inputs[0], writer.constant(op, "one", 1)])
+    return writer.emit(op.name, "Log", [total])
+
+
+def _square(writer: Writer, op: Any, inputs: list[str]) -> str:
     return writer.emit(op.name, "Mul", [inputs[0], inputs[0]])
 
 
-def _squared_difference(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    difference = writer.emit(op.name, "Sub", inputs)
-    return writer.emit(op.name, "Mul", [difference, difference])
+def _squared_difference(writer: Writer, op: Any, inputs: list[str]) -> str:
+    return _square(writer, op, [writer.emit(op.name, "Sub", inputs)])
 
 
-def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    slope = writer.scalar(op, op.get_attr("alpha"))
+def _relu(writer: Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Max", [inputs[0], writer.constant(op, "zero", 0)])
+
+
+def _leaky_relu(writer: Writer, op: Any, inputs: list[str]) -> str:
+    slope = writer.constant(op, "slope", op.get_attr("alpha"))
     scaled = writer.emit(op.name, "Mul", [inputs[0], slope])
     # Not the larger of the two, which is the wrong one for slopes above 1.
-    is_positive = writer.emit(op.name, "Greater", [inputs[0], writer.scalar(op, 0.0)])
+    is_positive = writer.emit(op.name, "Greater", [inputs[0], writer.constant(op, "zero", 0)])
     return writer.emit(op.name, "Select", [is_positive, inputs[0], scaled])
 
 
 def _reduce(kind: str) -> Translator:
-    def write(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    def write(writer: Writer, op: Any, inputs: list[str]) -> str:
         axes = np.ravel(_static(op, 1)).tolist()
         if not axes:
             return inputs[0]  # In ONNX, no axes would mean all of them.
-        if kind == "Mean":  # TensorFlow rounds a mean of integers, after a sum that may overflow.
-            _check_floating(op)
-        keep = bool(op.get_attr("keep_dims"))
-        return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, axes=axes, keep=keep)
+        given = {"axes": axes, "keep": bool(op.get_attr("keep_dims"))}
+        if kind != "Mean":
+            return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, **given)
+        _check_floating(op)  # It rounds a mean of integers, after a sum that may overflow.
+        sizes = [op.inputs[0].shape[axis] for axis in axes]
+        if None in sizes:
+            return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, **given)
+        total = writer.emit(op.name, "Reduce", inputs[:1], kind="Sum", **given)
+        share = writer.constant(op, "share", np.divide(1, np.prod(sizes)))
+        return writer.emit(op.name, "Mul", [total, share])  # Faster than a mean in NumPy.
 
     return write
 
 
-def _cast(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _cast(writer: Writer, op: Any, inputs: list[str]) -> str:
     return writer.emit(op.name, "Cast", inputs, dtype=op.outputs[0].dtype.name)
 
 
-def _concat(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _concat(writer: Writer, op: Any, inputs: list[str]) -> str:
     axis = int(_static(op, -1)) % op.outputs[0].shape.rank
     return writer.emit(op.name, "Concat", inputs[:-1], axis=axis)
 
 
-def _reshape(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    return writer.emit(op.name, "Reshape", inputs[:1], shape=_shape(op.outputs[0]))
+def _reshape(writer: Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Reshape", inputs[:1], shape=_shape(op))
 
 
-def _shape(tensor: Any) -> list[int]:
-    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else [None, None]
-    if sizes.count(None) > 1:
-        raise UsageError(
-            f"expected shapes that are known except for the batch, got {tensor.shape} "
-            f"({tensor.name}); export it with --format savedmodel"
-        )
+def _shape(op: Any) -> list[int]:
+    shape = op.outputs[0].shape
+    sizes = shape.as_list() if shape.rank is not None else [None, None]
+    _check(sizes.count(None) <= 1, "shapes that are known except for the batch", op, shape)
     return [-1 if size is None else size for size in sizes]
 
 
-def _broadcast(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    shape, given = _shape(op.outputs[0]), op.inputs[0].shape
+def _broadcast(writer: Writer, op: Any, inputs: list[str]) -> str:
+    shape, given = _shape(op), op.inputs[0].shape
     if shape[0] == -1 and given.rank == len(shape) and given[0] is None:
         shape[0] = 1  # The input already has the batch dimension.
-    if -1 in shape:
-        raise UsageError(
-            f"expected broadcasts that keep the batch ({op.name}); export it with --format "
-            "savedmodel"
-        )
+    _check(-1 not in shape, "broadcasts that keep the batch", op)
     return writer.emit(op.name, "Broadcast", inputs, shape=shape)
 
 
-def _bias_add(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    if op.get_attr("data_format") != b"NHWC":
-        raise UsageError(
-            f"expected biases of the last axis ({op.name}); export the model with --format "
-            "savedmodel"
-        )
+def _bias_add(writer: Writer, op: Any, inputs: list[str]) -> str:
+    _check(op.get_attr("data_format") == b"NHWC", "biases of the last axis", op)
     return writer.emit(op.name, "Add", inputs)
 
 
-def _one_hot(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _one_hot(writer: Writer, op: Any, inputs: list[str]) -> str:
     depth, on, off = (_static(op, index) for index in (1, 2, 3))
-    if op.get_attr("axis") != -1 or (on.item(), off.item()) != (1, 0):
-        raise UsageError("expected plain one-hot codes; export the model with --format savedmodel")
+    is_plain = op.get_attr("axis") == -1 and (on.item(), off.item()) == (1, 0)
+    _check(is_plain, "plain one-hot codes", op)
     dtype = op.outputs[0].dtype.name
     return writer.emit(op.name, "OneHot", inputs[:1], depth=int(depth), dtype=dtype)
 
 
-def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
-        raise UsageError(
-            "expected batch normalization by stored statistics, and images [B, H, W, C]; export "
-            "the model with --format savedmodel"
-        )
+def _batch_norm(writer: Writer, op: Any, inputs: list[str]) -> str:
+    _check(not op.get_attr("is_training"), "batch normalization by stored statistics", op)
+    _check_images(op)
     scale, offset, mean, variance = (_static(op, index) for index in (1, 2, 3, 4))
     # Constants are folded in float64, so that only the two remaining operations round.
     slope = scale.astype(np.float64) / np.sqrt(variance + np.float64(op.get_attr("epsilon")))
@@ -314,88 +305,92 @@ def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
     return writer.emit(op.name, "Add", [scaled, writer.constant(op, "rest", offset - slope * mean)])
 
 
-def _slice(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _slice(writer: Writer, op: Any, inputs: list[str]) -> str:
     begin, end, strides = (_static(op, index).tolist() for index in (1, 2, 3))
     masks = {
         name: op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     rank = op.inputs[0].shape.rank
-    starts: list[int | None] = []
-    stops: list[int | None] = []
-    steps: list[int] = []
+    axes: list[tuple[int | None, int | None, int]] = []  # Start, stop, step.
+    whole = (None, None, 1)
     for index, (first, last, stride) in enumerate(zip(begin, end, strides, strict=True)):
         is_set = {name: bool(mask >> index & 1) for name, mask in masks.items()}
         if is_set["ellipsis"]:
-            count = rank - (len(begin) - 1 - bin(masks["new_axis"]).count("1"))
-            starts, stops, steps = (
-                starts + [None] * count,
-                stops + [None] * count,
-                steps + [1] * count,
-            )
+            axes += [whole] * (rank - (len(begin) - 1 - masks["new_axis"].bit_count()))
         elif is_set["shrink_axis"]:
-            starts.append(first)
-            stops.append(first + 1 if first != -1 else None)
-            steps.append(1)
+            axes.append((first, first + 1 if first != -1 else None, 1))
         elif not is_set["new_axis"]:
-            starts.append(None if is_set["begin"] else first)
-            stops.append(None if is_set["end"] else last)
-            steps.append(stride)
-    rest = rank - len(starts)
-    starts, stops, steps = starts + [None] * rest, stops + [None] * rest, steps + [1] * rest
-    part = writer.emit(op.name, "Slice", inputs[:1], starts=starts, stops=stops, steps=steps)
+            start, stop = (None if is_set["begin"] else first), (None if is_set["end"] else last)
+            axes.append((start, stop, stride))
+    axes += [whole] * (rank - len(axes))
+    part = _part(writer, op, inputs[0], axes)
     if masks["shrink_axis"] or masks["new_axis"]:
-        return writer.emit(op.name, "Reshape", [part], shape=_shape(op.outputs[0]))
+        return writer.emit(op.name, "Reshape", [part], shape=_shape(op))
     return part
+
+
+def _part(writer: Writer, op: Any, x: str, axes: Sequence[tuple[Any, Any, int]]) -> str:
+    starts, stops, steps = map(list, zip(*axes, strict=True))
+    return writer.emit(op.name, "Slice", [x], starts=starts, stops=stops, steps=steps)
+
+
+def _split(axis_index: int, x_index: int) -> Translator:
+    def write(writer: Writer, op: Any, inputs: list[str]) -> list[str]:
+        rank = op.inputs[x_index].shape.rank
+        axis, first, found = int(_static(op, axis_index)) % rank, 0, []
+        for output in op.outputs:
+            size = output.shape[axis]
+            _check(size is not None, "splits of a known size", op)
+            axes: list[tuple[Any, Any, int]] = [(None, None, 1)] * rank
+            axes[axis] = (first, first + size, 1)
+            found.append(_part(writer, op, inputs[x_index], axes))
+            first += size
+        return found
+
+    return write
+
+
+def _check_images(op: Any) -> None:
+    _check(op.get_attr("data_format") == b"NHWC", "images [B, H, W, C]", op)
 
 
 def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
     """Returns the rows and columns of padding: top, left, bottom, right."""
-    if op.get_attr("data_format") != b"NHWC":
-        raise UsageError("expected images [B, H, W, C]; export the model with --format savedmodel")
+    _check_images(op)
     padding = op.get_attr("padding")
     if padding == b"VALID":
         return [0, 0, 0, 0]
     if padding == b"EXPLICIT":  # Batch and channels are never padded.
         _, _, top, bottom, left, right, _, _ = op.get_attr("explicit_paddings")
         return [top, left, bottom, right]
-    total = []
-    lengths = op.inputs[0].shape.as_list()[1:3]
-    if None in lengths:
-        raise UsageError(
-            f"expected images of a known size where padding is SAME, got {op.inputs[0].shape} "
-            f"({op.name}); export the model with --format savedmodel"
-        )
-    for length, kernel, stride in zip(lengths, size, strides, strict=True):
-        total.append(max((-(-length // stride) - 1) * stride + kernel - length, 0))
+    shape = op.inputs[0].shape
+    lengths = shape.as_list()[1:3]
+    _check(None not in lengths, "images of a known size where padding is SAME", op, shape)
+    total = [
+        max((-(-length // stride) - 1) * stride + kernel - length, 0)
+        for length, kernel, stride in zip(lengths, size, strides, strict=True)
+    ]
     before = [pad // 2 for pad in total]
     return [*before, *(pad - first for pad, first in zip(total, before, strict=True))]
 
 
-def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _conv(writer: Writer, op: Any, inputs: list[str]) -> str:
     strides, dilations = op.get_attr("strides")[1:3], [*op.get_attr("dilations")]
-    if dilations != [1, 1, 1, 1]:
-        raise UsageError(
-            f"expected plain convolutions, got dilations of {', '.join(map(str, dilations))} "
-            f"({op.name}); export the model with --format savedmodel"
-        )
-    if op.inputs[0].shape[-1] != op.inputs[1].shape[2]:
-        raise UsageError(
-            f"expected convolutions of one group ({op.name}); export the model with --format "
-            "savedmodel"
-        )
+    got = f"dilations of {', '.join(map(str, dilations))}"
+    _check(dilations == [1, 1, 1, 1], "plain convolutions", op, got)
+    is_one_group = op.inputs[0].shape[-1] == op.inputs[1].shape[2]
+    _check(is_one_group, "convolutions of one group", op)
     pads = _pads(op, op.inputs[1].shape.as_list()[:2], strides)
     return writer.emit(op.name, "Conv", inputs, strides=[*strides], pads=pads)
 
 
-def _max_pool(writer: _Writer, op: Any, inputs: list[str]) -> str:
+def _max_pool(writer: Writer, op: Any, inputs: list[str]) -> str:
     _check_floating(op)  # The padding is minus infinity.
     size, strides = op.get_attr("ksize"), op.get_attr("strides")
-    if {size[0], size[3], strides[0], strides[3]} != {1}:
-        raise UsageError(
-            f"expected pools of rows and columns, got a size of {', '.join(map(str, size))} "
-            f"({op.name}); export the model with --format savedmodel"
-        )
+    is_spatial = {size[0], size[3], strides[0], strides[3]} == {1}
+    got = f"a size of {', '.join(map(str, size))}"
+    _check(is_spatial, "pools of rows and columns", op, got)
     size, strides = size[1:3], strides[1:3]
     pads = _pads(op, size, strides)
     return writer.emit(op.name, "MaxPool", inputs, size=[*size], strides=[*strides], pads=pads)
@@ -405,37 +400,40 @@ _TRANSLATORS: Mapping[str, Translator] = {
     **{
         name: _same(name)
         for name in (
-            *("Sub", "Mul", "Pow", "Less", "LessEqual", "Greater", "GreaterEqual"),
-            *("Neg", "Abs", "Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Relu", "Elu", "Softplus"),
-            *("Sign", "Round", "Softmax"),
+            *("Add", "Sub", "Mul", "Pow", "Less", "LessEqual", "Greater", "GreaterEqual"),
+            *("Neg", "Abs", "Exp", "Log", "Sqrt", "Sin", "Cos", "Tanh"),
+            *("Sigmoid", "Elu", "Softplus", "Sign", "Round", "Softmax"),
         )
     },
-    "Add": _same("Add"),
     "AddV2": _same("Add"),
     "BiasAdd": _bias_add,
     "BroadcastTo": _broadcast,
-    "RealDiv": _same("Div"),
-    "Minimum": _same("Min"),
-    "Maximum": _same("Max"),
-    "SelectV2": _same("Select"),
     "Cast": _cast,
     "ConcatV2": _concat,
     "Conv2D": _conv,
     "ExpandDims": _reshape,
+    "Expm1": _expm1,
     "FusedBatchNormV3": _batch_norm,
     "LeakyRelu": _leaky_relu,
+    "Log1p": _log1p,
     "MatMul": _matmul,
     "Max": _reduce("Max"),
+    "Maximum": _same("Max"),
     "MaxPool": _max_pool,
     "Mean": _reduce("Mean"),
     "Min": _reduce("Min"),
+    "Minimum": _same("Min"),
     "OneHot": _one_hot,
+    "RealDiv": _same("Div"),
+    "Relu": _relu,
     "Reshape": _reshape,
     "Rsqrt": _rsqrt,
+    "SelectV2": _same("Select"),
+    "Split": _split(0, 1),
+    "SplitV": _split(2, 0),
     "Square": _square,
     "SquaredDifference": _squared_difference,
     "Squeeze": _reshape,
     "StridedSlice": _slice,
     "Sum": _reduce("Sum"),
 }
-_KNOWN = {"Placeholder", *_ALIASES, *_TRANSLATORS}

@@ -32,7 +32,7 @@ class Model:
         self.card = json.loads(str(arrays.pop("card")))
         self.inputs = program["inputs"]
         self.outputs = program["outputs"]
-        self._operations = program["operations"]
+        self._operations = [unpacked(operation) for operation in program["operations"]]
         self._constants = {name: arrays[key] for name, key in program["constants"].items()}
         self._stack: Any = None
 
@@ -86,10 +86,17 @@ class Model:
                 raise ValueError(f"expected {name} of shape [B, *{shape}], got {list(value.shape)}")
             values[name] = _cast(name, value, np.dtype(dtype))
         with np.errstate(all="ignore"):
-            for operation in self._operations:
-                arguments = [values[name] for name in operation["in"]]
-                values[operation["out"]] = OPERATIONS[operation["op"]](operation, *arguments)
+            for function, names, out in self._operations:
+                values[out] = function(*(values[name] for name in names), None)
         return {name: values[value] for name, (value, _, _) in self.outputs.items()}
+
+
+def unpacked(operation: dict[str, Any]) -> tuple[Any, list[str], str]:
+    """Returns the function of an operation, and the names of its inputs and of its output."""
+    attributes = dict(operation)
+    function, names = OPERATIONS[attributes.pop("op")], attributes.pop("in")
+    out = attributes.pop("out")
+    return (function(**attributes) if attributes else function), names, out
 
 
 def _cast(name: str, value: Any, dtype: Any) -> Any:
@@ -106,99 +113,136 @@ def _cast(name: str, value: Any, dtype: Any) -> Any:
     return value.astype(dtype, copy=False)
 
 
-def _matmul(attributes: Any, a: Any, b: Any) -> Any:
-    a = a.T if attributes["transpose_a"] else a
-    return np.matmul(a, b.T if attributes["transpose_b"] else b)
+# An operation is a function of arrays and of the array to write the result to. Without that array
+# (None), it makes a new one or, where only the shape changes, returns a view. Operations that have
+# attributes are made from them.
+def _into(out: Any, result: Any) -> Any:
+    if out is None:
+        return result
+    np.copyto(out, result, casting="unsafe")
+    return out
 
 
-def _reduce(attributes: Any, x: Any) -> Any:
-    function = getattr(np, attributes["kind"].lower())
-    result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keep"])
-    return result.astype(x.dtype)  # NumPy sums small integers in wider types.
+def _matmul(transpose_a: bool, transpose_b: bool) -> Any:
+    if not transpose_a and not transpose_b:
+        return np.matmul
+    return lambda a, b, out: np.matmul(a.T if transpose_a else a, b.T if transpose_b else b, out)
 
 
-def _slice(attributes: Any, x: Any) -> Any:
-    axes = zip(attributes["starts"], attributes["stops"], attributes["steps"], strict=True)
-    return x[tuple(slice(*axis) for axis in axes)]
+def _reduce(kind: str, axes: Any, keep: bool) -> Any:
+    axes = tuple(axes)
+    reductions: dict[str, Any] = {
+        "Max": np.maximum.reduce,
+        "Mean": np.mean,
+        "Min": np.minimum.reduce,
+        "Sum": np.add.reduce,
+    }
+    reduce = reductions[kind]
+    # In the dtype of x: NumPy would sum small integers in wider types.
+    return lambda x, out: reduce(x, axes, x.dtype, out, keep)
 
 
-def _softmax(attributes: Any, x: Any) -> Any:
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
+def _slice(starts: Any, stops: Any, steps: Any) -> Any:
+    return lambda x, out: x[tuple(map(slice, starts, stops, steps))]
 
 
-def _windows(x: Any, size: Any, attributes: Any, fill: float) -> Any:
+def _softmax(x: Any, out: Any) -> Any:
+    out = np.subtract(x, np.maximum.reduce(x, -1, None, None, True), out)
+    out = np.exp(out, out)
+    return np.divide(out, np.add.reduce(out, -1, None, None, True), out)
+
+
+def _elu(x: Any, out: Any) -> Any:
+    out = np.asarray(np.minimum(x, x.dtype.type(0), out))
+    return np.maximum(x, np.expm1(out, out), out)  # Below zero, expm1(x) is above x.
+
+
+def _sigmoid(x: Any, out: Any) -> Any:
+    half = x.dtype.type(0.5)
+    out = np.asarray(np.multiply(x, half, out))
+    out = np.multiply(np.tanh(out, out), half, out)  # Unlike exp, tanh does not overflow.
+    return np.add(out, half, out)
+
+
+def _windows(x: Any, size: Any, strides: Any, pads: Any, fill: float) -> Any:
     """Returns the patches to which a convolution or a pool applies: [B, H, W, C, *size]."""
-    top, left, bottom, right = attributes["pads"]
-    if any(attributes["pads"]):
-        pads = ((0, 0), (top, bottom), (left, right), (0, 0))
-        x = np.pad(x, pads, constant_values=fill)
-    down, across = attributes["strides"]
+    top, left, bottom, right = pads
+    if any(pads):
+        x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
+    down, across = strides
     windows = np.lib.stride_tricks.sliding_window_view(x, tuple(size), axis=(1, 2))  # type: ignore
     return windows[:, ::down, ::across]
 
 
-def _conv(attributes: Any, x: Any, filters: Any) -> Any:
-    patches = _windows(x, filters.shape[:2], attributes, 0)
-    return np.tensordot(patches, filters, ((4, 5, 3), (0, 1, 2)))
+def _conv(strides: Any, pads: Any) -> Any:
+    def run(x: Any, filters: Any, out: Any) -> Any:
+        patches = _windows(x, filters.shape[:2], strides, pads, 0)
+        return _into(out, np.tensordot(patches, filters, ((4, 5, 3), (0, 1, 2))))
+
+    return run
 
 
-def _max_pool(attributes: Any, x: Any) -> Any:
-    return _windows(x, attributes["size"], attributes, -np.inf).max((4, 5))
+def _max_pool(size: Any, strides: Any, pads: Any) -> Any:
+    return lambda x, out: _into(out, _windows(x, size, strides, pads, -np.inf).max((4, 5)))
 
 
-def _broadcast(attributes: Any, x: Any) -> Any:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(attributes["shape"])))
+def _broadcast(shape: Any) -> Any:
+    return lambda x, out: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
 
 
-def _one_hot(attributes: Any, x: Any) -> Any:
-    return (x[..., None] == np.arange(attributes["depth"])).astype(attributes["dtype"])
+def _cast_to(dtype: str) -> Any:
+    return lambda x, out: x.astype(dtype) if out is None else _into(out, x)
 
 
-def _two(function: Any) -> Any:
-    return lambda attributes, x, y: function(x, y)
+def _concat(axis: int) -> Any:
+    return lambda *parts: np.concatenate(parts[:-1], axis, parts[-1])
 
 
-def _one(function: Any) -> Any:
-    return lambda attributes, x: function(x)
+def _one_hot(depth: int, dtype: str) -> Any:
+    return lambda x, out: _into(out, (x[..., None] == np.arange(depth)).astype(dtype))
+
+
+def _reshape(shape: Any) -> Any:
+    return lambda x, out: _into(out, x.reshape(shape))
 
 
 OPERATIONS: dict[str, Any] = {
-    "Abs": _one(np.abs),
-    "Add": _two(np.add),
+    "Abs": np.abs,
+    "Add": np.add,
     "Broadcast": _broadcast,
-    "Cast": lambda attributes, x: x.astype(attributes["dtype"]),
-    "Concat": lambda attributes, *parts: np.concatenate(parts, attributes["axis"]),
+    "Cast": _cast_to,
+    "Concat": _concat,
     "Conv": _conv,
-    "Div": _two(np.divide),
-    "Elu": _one(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0)))),
-    "Exp": _one(np.exp),
-    "Greater": _two(np.greater),
-    "GreaterEqual": _two(np.greater_equal),
-    "Less": _two(np.less),
-    "LessEqual": _two(np.less_equal),
-    "Log": _one(np.log),
+    "Cos": np.cos,
+    "Div": np.divide,
+    "Elu": _elu,
+    "Exp": np.exp,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "Log": np.log,
     "MatMul": _matmul,
-    "Max": _two(np.maximum),
+    "Max": np.maximum,
     "MaxPool": _max_pool,
-    "Min": _two(np.minimum),
-    "Mul": _two(np.multiply),
-    "Neg": _one(np.negative),
+    "Min": np.minimum,
+    "Mul": np.multiply,
+    "Neg": np.negative,
     "OneHot": _one_hot,
-    "Pow": _two(np.power),
+    "Pow": np.power,
     "Reduce": _reduce,
-    "Relu": _one(lambda x: np.maximum(x, 0)),
-    "Reshape": lambda attributes, x: x.reshape(attributes["shape"]),
-    "Round": _one(np.round),
-    "Select": lambda attributes, condition, x, y: np.where(condition, x, y),
-    "Sigmoid": _one(lambda x: 0.5 * np.tanh(0.5 * x) + 0.5),
-    "Sign": _one(np.sign),
+    "Reshape": _reshape,
+    "Round": lambda x, out: np.round(x, 0, out),
+    "Select": lambda condition, x, y, out: _into(out, np.where(condition, x, y)),
+    "Sigmoid": _sigmoid,
+    "Sign": np.sign,
+    "Sin": np.sin,
     "Slice": _slice,
     "Softmax": _softmax,
-    "Softplus": _one(lambda x: np.logaddexp(x, 0)),
-    "Sqrt": _one(np.sqrt),
-    "Sub": _two(np.subtract),
-    "Tanh": _one(np.tanh),
+    "Softplus": lambda x, out: np.logaddexp(x, x.dtype.type(0), out),
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+    "Tanh": np.tanh,
 }
 
 

@@ -286,7 +286,7 @@ class LearnerCommand:
             facts["licence"] = license_name
         usage = f"Inputs {_described(served.inputs)}. Outputs {_described(served.outputs())}."
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
-        return ExportedModel(served.function, served.inputs, card)
+        return ExportedModel(served.function, served.inputs, card, served.tables_of)
 
     def _stored_config(self, identity: Mapping[str, Any], places: Mapping[str, Path | None]) -> Any:
         stored = from_plain(self.config_type, stored_part(identity, "config", Mapping))

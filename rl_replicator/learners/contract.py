@@ -148,6 +148,7 @@ class Served:
       function: takes tensors by keyword, and returns tensors by name. It uses no dataset and no
         augmentation.
       inputs: specs by name; the first dimension, the batch, is None.
+      tables_of: lookup tables that the function reads, or modules and Keras models that hold them.
 
     Raises:
       ConfigError: if TensorFlow would change the name of an input.
@@ -155,6 +156,7 @@ class Served:
 
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
+    tables_of: "Sequence[tf.Module]" = ()
 
     def __post_init__(self) -> None:
         if not are_names_of_a_graph(list(self.inputs)):

@@ -315,7 +315,7 @@ class KerasLearner(Learner):
             of_model = getattr(self._model, "output_names", None)
             return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
-        return Served(function, inputs)
+        return Served(function, inputs, [self._model])
 
 
 def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset:

