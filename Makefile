@@ -64,7 +64,7 @@ docs: $(STAMP)
 # make bench-compare A=bench/results B=build/bench prints what has become slower between two runs.
 OUT ?= bench/results
 bench: $(STAMP)
-	$(BIN)/python -m bench --output $(OUT)
+	$(BIN)/python -m bench --out $(OUT)
 
 bench-compare: $(STAMP)
 	@test -n "$(A)" -a -n "$(B)" || { echo "expected A=BEFORE B=AFTER, files or folders" >&2; exit 2; }

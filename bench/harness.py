@@ -151,9 +151,9 @@ class Report:
 
         Args:
           name: name of the benchmark's module.
-          options: with `output`; see `parser`.
+          options: with `out`; see `parser`.
         """
-        self._output: Path = options.output
+        self._output: Path = options.out
         self._rows: list[dict[str, Any]] = []
         self._about: dict[str, Any] = about(name)
 
@@ -186,12 +186,12 @@ class Report:
 
 
 def _settings(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command without `--output`, which does not affect the figures."""
+    """Returns the words of a command without `--out`, which does not affect the figures."""
     pairs = zip(["", *words], words, strict=False)
     return [
         word
         for before, word in pairs
-        if "--output" not in (before, word) and not word.startswith("--output=")
+        if "--out" not in (before, word) and not word.startswith("--out=")
     ]
 
 
@@ -234,7 +234,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--rounds", type=_rounds, default=ROUNDS, help="samples of each side")
-    made.add_argument("--output", type=_result_file, default=RESULTS / f"{name}.json")
+    made.add_argument("--out", type=_result_file, default=RESULTS / f"{name}.json")
     return made
 
 

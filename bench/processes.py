@@ -1,7 +1,7 @@
 """Runs the sides of a benchmark in separate processes.
 
 Each process runs `python -m bench.NAME ...`, makes its side, and calls `serve` with it; it waits
-while other sides are measured. `stop` ends a training run.
+while other sides are measured. `running` starts a command of the project, and ends it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 from bench.harness import ROOT, Side, Unit
 
+_POLL = 0.05
 # Several sides share a GPU, so none may take all of its memory.
 _SHARED_GPU = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
@@ -115,6 +119,51 @@ def free_address() -> str:
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class Program:
+    """A training run.
+
+    Attributes:
+      process: the launcher.
+      run_dir: its directory.
+    """
+
+    def __init__(self, words: Sequence[str], folder: Path):
+        """Starts `rl-replicator` with these words, and a run directory in the folder."""
+        self.run_dir, self._log = folder / "run", folder / "log.txt"
+        command = [sys.executable, "-m", "rl_replicator.cli.main", *words]
+        with self._log.open("w") as log:
+            self.process = psutil.Popen(
+                [*command, "--run-dir", str(self.run_dir)], stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def wait(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Waits for something that the run must reach.
+
+        Raises:
+          RuntimeError: if it ends before, or takes longer.
+        """
+        deadline = time.monotonic() + seconds
+        while not is_done():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"not reached in {seconds:g} s:\n{self._log.read_text()}")
+            time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def running(words: Sequence[str]) -> Iterator[Program]:
+    """Yields a training run, and stops it afterwards.
+
+    Args:
+      words: the command, without `rl-replicator` and the run directory.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = Program(words, Path(folder))
+        try:
+            yield program
+        finally:
+            stop(program.process)
 
 
 def stop(process: subprocess.Popen) -> None:

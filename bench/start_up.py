@@ -8,9 +8,6 @@ and waits for 256 transitions before its first step. Processor time and memory a
 processes of the run at that moment; memory that processes share is divided among them.
 """
 
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,26 +32,13 @@ SIDES = {
 
 
 def start(words: list[str]) -> Mapping[harness.Unit, float]:
-    """Starts a run, measures it at its first learner step, and stops it."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "rl_replicator.cli.main", *COMMAND, *words]
-        with open(Path(folder) / "log.txt", "w") as log:
-            started = time.monotonic()
-            process = subprocess.Popen(
-                [*command, "--run-dir", str(run_dir)], stdout=log, stderr=log, cwd=harness.ROOT
-            )
-            family = psutil.Process(process.pid)
-            try:
-                while not has_stepped(run_dir):
-                    if process.poll() is not None or time.monotonic() - started > DEADLINE:
-                        text = (Path(folder) / "log.txt").read_text()
-                        raise RuntimeError(f"expected a learner step, got none:\n{text}")
-                    time.sleep(0.05)
-                seconds = time.monotonic() - started
-                return {SECONDS: seconds, **weigh([family, *family.children(recursive=True)])}
-            finally:
-                processes.stop(process)
+    """Starts a run, and measures it at its first learner step."""
+    started = time.monotonic()
+    with processes.running([*COMMAND, *words]) as program:
+        program.wait(lambda: has_stepped(program.run_dir), DEADLINE)
+        seconds = time.monotonic() - started
+        family = [program.process, *program.process.children(recursive=True)]
+        return {SECONDS: seconds, **weigh(family)}
 
 
 def has_stepped(run_dir: Path) -> bool:

@@ -10,10 +10,6 @@ each environment step; the other one makes one, so that its environment steps ta
 
 import functools
 import itertools
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -33,24 +29,14 @@ PEERS = {"default": "one update a step"}
 
 def train(words: list[str], seeds: Iterator[int]) -> Mapping[harness.Unit, float]:
     """Trains with the next seed until an evaluation reaches the return."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "rl_replicator.cli.main", *COMMAND, *words]
-        command += ["--seed", str(next(seeds)), "--run-dir", str(run_dir)]
-        with open(Path(folder) / "log.txt", "w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=harness.ROOT)
-            started = time.monotonic()
-            try:
-                while True:
-                    for steps, seconds, found in evaluations(run_dir):
-                        if found >= RETURN:
-                            return {SECONDS: seconds, STEPS: steps}
-                    if process.poll() is not None or time.monotonic() - started > DEADLINE:
-                        text = (Path(folder) / "log.txt").read_text()
-                        raise RuntimeError(f"expected a return of {RETURN:g}, got none:\n{text}")
-                    time.sleep(1)
-            finally:
-                processes.stop(process)
+    with processes.running([*COMMAND, *words, "--seed", str(next(seeds))]) as program:
+
+        def reached() -> list[tuple[float, float, float]]:
+            return [found for found in evaluations(program.run_dir) if found[-1] >= RETURN]
+
+        program.wait(lambda: bool(reached()), DEADLINE)
+        steps, seconds, _ = reached()[0]
+        return {SECONDS: seconds, STEPS: steps}
 
 
 def evaluations(run_dir: Path) -> list[tuple[float, float, float]]:

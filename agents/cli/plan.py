@@ -23,8 +23,8 @@ def run(args: Sequence[str]) -> int:
       UsageError: after bad input.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
-    from agents.capacity import command
-    from agents.capacity.hardware import Hardware
+    from agents.plan import command
+    from agents.plan.deployment import Hardware
     from rl_replicator.cli import options, stderr_filter, trainables
     from rl_replicator.errors import UsageError
 
@@ -44,14 +44,7 @@ def run(args: Sequence[str]) -> int:
     names = [field.name for field in dataclasses.fields(Hardware)]
     hardware = Hardware(**{name: getattr(chosen, name) for name in names})
     stderr_filter.silence()
-    return command.run(
-        trainable,
-        settings,
-        hardware,
-        chosen.parts,
-        chosen.measure_seconds,
-        chosen.simulate_seconds,
-    )
+    return command.run(trainable, settings, hardware, chosen.parts, chosen.measure_seconds)
 
 
 def _options_type() -> Any:
@@ -60,7 +53,7 @@ def _options_type() -> Any:
 
     import tyro
 
-    from agents.capacity.hardware import Hardware
+    from agents.plan.deployment import Hardware
     from rl_replicator.errors import check_option
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +73,10 @@ def _options_type() -> Any:
         """File of the measured parts: read if it exists, otherwise written."""
         measure_seconds: float = 30.0
         """Approximate duration of the measurements, after start-up and compilation."""
-        simulate_seconds: float = 60.0
-        """Seconds of the run to simulate; fewer if that would take more than about ten seconds."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("measure_seconds", "simulate_seconds"):
-                seconds = getattr(self, name)
-                expected = "more than 0 and at most 3600"
-                check_option(0 < seconds <= 3600, name, expected, seconds)
+            seconds, expected = self.measure_seconds, "more than 0 and at most 3600"
+            check_option(0 < seconds <= 3600, "measure_seconds", expected, seconds)
 
     return PlanOptions

@@ -20,7 +20,7 @@ TOOLS |= {"damaged_run", "fault_kinds", "programs", "suite_tables", "tables"}
 
 def write(path, **samples):
     """Writes a result file of two sides, `ours` and `peer`, and returns its path."""
-    report = harness.Report("a", argparse.Namespace(output=path))
+    report = harness.Report("a", argparse.Namespace(out=path))
     report.add(
         {side: {RATE: rates, COST: [8, 8]} for side, rates in samples.items()}, {"ours": "peer"}
     )
@@ -50,7 +50,7 @@ def test_a_clocked_side_counts_both_clocks():
     assert 0 < by_processor < 10 / 1e-5
 
 
-@pytest.mark.parametrize("output", [["--output", "/x/a.json"], ["--output=/x/a.json"]])
+@pytest.mark.parametrize("output", [["--out", "/x/a.json"], ["--out=/x/a.json"]])
 def test_where_a_result_went_is_not_part_of_its_command(monkeypatch, output):
     monkeypatch.setattr("sys.argv", ["a.py", "--rounds", "5", *output, "--quick"])
     assert harness.about("a")["command"] == "python -m bench.a --rounds 5 --quick"
@@ -73,8 +73,8 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--output", "."], "expected the path of a file to write, got ."),
-        (["--output", "file/new.json"], "expected the path of a file to write, got file/new.json"),
+        (["--out", "."], "expected the path of a file to write, got ."),
+        (["--out", "file/new.json"], "expected the path of a file to write, got file/new.json"),
         (["--rounds", "0"], "expected an integer of at least 1, got 0"),
     ],
 )
@@ -88,7 +88,7 @@ def test_bad_options_end_before_the_measurement(tmp_path, monkeypatch, capsys, o
 
 def test_all_benchmarks_write_to_a_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("sys.argv", ["bench", "--output", str(tmp_path / "file")])
+    monkeypatch.setattr("sys.argv", ["bench", "--out", str(tmp_path / "file")])
     with pytest.raises(SystemExit, match="2"):
         suite.main()
     assert "expected a folder, got the file" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from agents.capacity.command import deploy
+from agents.plan.deployment import deploy
 from agents.runs.command import AgentCommand
 from rl_replicator.cli import main, options, trainables
 from rl_replicator.cli.compare import CompareOptions
@@ -59,7 +59,7 @@ def parsed(monkeypatch, tmp_path):
     monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
     monkeypatch.setattr("rl_replicator.sweeps.command.run", lambda plan: use(None, plan))
     monkeypatch.setattr(
-        "agents.capacity.command.run",
+        "agents.plan.command.run",
         lambda source, chosen, hardware, *_: use(source, deploy(chosen, hardware)),
     )
     # The entry points of this tree, whatever is installed.

@@ -1,16 +1,13 @@
 """Parts that are easy to add up."""
 
-from agents.capacity.parts import Parts
+from agents.plan.parts import Parts
 
 # An action takes 1 ms, a learner step of 100 transitions 2 ms; everything else takes no time.
 PARTS = Parts(
     what="tests",
     settings={},
     machine="tests",
-    cores=4,
-    batch=100,
     environment=0.4e-3,
-    environment_variation=0.0,
     policy_call=0.3e-3,
     policy_row=0.1e-3,
     insert_thread=0.2e-3,
@@ -23,7 +20,6 @@ PARTS = Parts(
     sample_bytes=500.0,
     step_call=1e-3,
     step_row=10e-6,
-    step_variation=0.0,
     step_threads=1.0,
     weight_bytes=1e6,
     fetch_actor=0.0,

@@ -1,9 +1,13 @@
-"""The machines of a run, and its deployment on them."""
+"""The machines of a run, and how it is deployed on them."""
 
 import dataclasses
 import math
+import re
 
-from rl_replicator.errors import check_option
+from agents.config import OffPolicyConfig
+from agents.nodes.run_plan import group_replicas, learner_processes
+from agents.runs.options import AgentOptions
+from rl_replicator.errors import ConfigError, check_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +57,7 @@ class Deployment:
       samples_per_insert: transitions sampled for each one inserted.
       action_repeat: environment steps of an action.
       evaluation: episodes of evaluation for each environment step.
-      max_episode_actions: actions after which such an episode is cut off.
-      item_length: transitions in an item of the replay.
-      max_in_flight_items: maximum number of an actor's transitions that the replay has not
-        confirmed.
-      steps_per_call: learner steps of one call, after which the weights are published.
+      episode_actions: actions after which such an episode is cut off.
     """
 
     actors: int
@@ -71,12 +71,61 @@ class Deployment:
     samples_per_insert: float
     action_repeat: int
     evaluation: float = 0.0
-    max_episode_actions: float = math.inf
-    item_length: int = 1
-    max_in_flight_items: int = 32
-    steps_per_call: int = 1
+    episode_actions: float = math.inf
 
     @property
     def steps_per_action(self) -> float:
         """Learner steps for each action."""
         return self.samples_per_insert / self.batch
+
+
+def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
+    """Returns the deployment that the options of a run describe.
+
+    Args:
+      options: the options of the run.
+      hardware: its machines.
+
+    Raises:
+      ConfigError: if they do not fit each other, or the agent has no replay.
+    """
+    agent = options.agent
+    if not isinstance(agent, OffPolicyConfig):
+        raise ConfigError(
+            f"expected an agent whose config is an agents.config.OffPolicyConfig, got "
+            f"{type(agent).__name__}: a plan needs its batch and its replay"
+        )
+    check_option(not options.deterministic, "deterministic", "False for a plan", True)
+    engine = options.env_engine
+    check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
+    processes = learner_processes(options.replicas, options.launch)
+    # The GPUs of this machine are irrelevant to the machines of the prediction.
+    gpus = options.learner_gpus or 0
+    if hardware.machines > 1:
+        check_option(options.launch == "ray", "launch", "ray on several machines", options.launch)
+    return Deployment(
+        actors=options.actors,
+        envs_per_actor=options.envs_per_actor,
+        in_threads=options.launch == "threads",
+        replicas=group_replicas(processes, gpus) if processes > 1 else _devices(options.replicas),
+        learner_processes=processes,
+        replay_shards=options.replay_shards,
+        caches=options.caches,
+        batch=agent.global_batch_size,
+        samples_per_insert=agent.replay.samples_per_insert,
+        action_repeat=options.task.action_repeat,
+        evaluation=options.evaluation.episodes / options.evaluation.every,
+        episode_actions=options.task.agent_steps(options.evaluation.max_episode_steps),
+    )
+
+
+def _devices(text: str) -> int:
+    """Returns the number of replicas in one process."""
+    if text == "single_device":
+        return 1
+    found = re.fullmatch(r"(?:multi_device:)?([1-9][0-9]{0,5})", text, re.ASCII)
+    if not found:
+        raise ConfigError(
+            f"--replicas: expected a number, multi_device:N or multi_worker:N, got {text!r}"
+        )
+    return int(found[1])

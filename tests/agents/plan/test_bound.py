@@ -5,13 +5,12 @@ from functools import partial
 
 import pytest
 
-from agents.capacity.changes import best_changes
-from agents.capacity.command import is_accepted
-from agents.capacity.hardware import Deployment, Hardware
-from agents.capacity.model import predict
 from agents.d4pg.config import D4PGConfig
+from agents.plan.bound import best_changes, predict
+from agents.plan.command import is_accepted
+from agents.plan.deployment import Deployment, Hardware
 from agents.sac.config import SACConfig
-from tests.agents.capacity.parts import PARTS
+from tests.agents.plan.parts import PARTS
 
 RUN = Deployment(
     actors=1,
@@ -40,7 +39,7 @@ def limit(prediction, name):
 
 def test_one_actor_takes_an_action_a_millisecond():
     prediction = rate(action_repeat=2)
-    assert prediction.bottleneck.name == "the actors"
+    assert prediction.resources[0].name == "the actors"
     assert prediction.actions == pytest.approx(1000)
     assert prediction.environment_steps == pytest.approx(2000)
     assert prediction.learner_steps == pytest.approx(250)  # 25 samples an action, 100 a step.
@@ -56,7 +55,7 @@ def test_several_environments_share_a_call_of_the_policy():
 
 def test_the_learner_holds_the_actors_back():
     prediction = rate(actors=16)
-    assert prediction.bottleneck.name == "the learner's steps"
+    assert prediction.resources[0].name == "the learner's steps"
     assert prediction.learner_steps == pytest.approx(500)
     assert prediction.actions == pytest.approx(2000)
 
@@ -89,27 +88,18 @@ def test_evaluations_take_the_processors_for_whole_episodes_or_those_that_are_cu
         return resource.evaluation
 
     assert demand(evaluation=0.1) == pytest.approx(8e-3)
-    assert demand(evaluation=0.1, max_episode_actions=1000) == pytest.approx(8e-3)
-    assert demand(evaluation=0.1, max_episode_actions=5) == pytest.approx(0.4e-3)
+    assert demand(evaluation=0.1, episode_actions=1000) == pytest.approx(8e-3)
+    assert demand(evaluation=0.1, episode_actions=5) == pytest.approx(0.4e-3)
 
 
-def test_an_evaluator_that_cannot_keep_up_takes_what_one_thread_gets():
+def test_an_evaluator_that_cannot_keep_up_takes_one_thread():
     """Evaluations take 80 ms per action, far more than everything else."""
     always = {"actors": 8, "evaluation": 1.0}
     # The evaluator is one of nine threads that share the lock; an action takes 1 ms.
-    threads = rate(in_threads=True, **always)
-    assert threads.actions == pytest.approx(1000 * 8 / 9)
-    assert threads.evaluated == pytest.approx(1 / 9 / (80e-3 * 1000 * 8 / 9))
-    # An action takes 1.5 ms, of which the learner's thread takes 0.5 ms. If processors are scarce,
-    # the evaluator gets as much time as that thread; otherwise, it gets one processor to itself.
-    for cores, expected in ((1.0, 1 / 2e-3), (5.0, 4 / 1.5e-3)):
-        processors = rate(hardware=Hardware(cores=cores), **always)
-        assert limit(processors, "the processors") == pytest.approx(expected)
-    # With only one actor, the evaluator has a processor of its own.
-    alone = rate(evaluation=1.0)
-    assert alone.actions == pytest.approx(1000)
-    assert alone.evaluated == pytest.approx(1 / 80)
-    assert rate(evaluation=1 / 100).evaluated == pytest.approx(1)
+    assert rate(in_threads=True, **always).actions == pytest.approx(1000 * 8 / 9)
+    # An action takes 1.5 ms on the processors, of which the evaluator leaves four of five.
+    processors = limit(rate(hardware=Hardware(cores=5.0), **always), "the processors")
+    assert processors == pytest.approx(4 / 1.5e-3)
 
 
 def test_replay_servers_share_the_transitions():
@@ -179,7 +169,7 @@ def test_more_never_predicts_less(run, hardware):
     parts = dataclasses.replace(PARTS, insert_server=1e-4, sample_server=1e-5, sample_learner=1e-5)
     before = predict(parts, run, hardware)
     assert all(resource.limit >= before.actions for resource in before.resources)
-    assert before.bottleneck.load(before.actions) == pytest.approx(1)
+    assert before.resources[0].load(before.actions) == pytest.approx(1)
     more = [(dataclasses.replace(run, actors=2 * run.actors), hardware)]
     more += [
         (run, dataclasses.replace(hardware, **{name: 2 * value}))
@@ -219,7 +209,7 @@ def test_changes_keep_the_accelerators_of_a_process():
     parts = dataclasses.replace(PARTS, step_row=1e-4)
     found = best_changes(parts, run, hardware, lambda run: True, most=100)
     (change,) = [change for change in found if change.option.startswith("--replicas")]
-    changed = change.prediction.deployment
+    changed = change.prediction.run
     assert change.option == "--replicas multi_worker:4"
     assert (changed.replicas, changed.learner_processes) == (16, 4)
 
@@ -238,8 +228,8 @@ def test_changes_keep_what_a_replay_demands(batch, min_size, changes):
     config = SACConfig()
     replay = dataclasses.replace(config.replay, samples_per_insert=32.0, min_size=min_size)
     config = dataclasses.replace(config, replay=replay)
-    run = dataclasses.replace(RUN, actors=4, batch=batch, samples_per_insert=32.0, item_length=8)
-    run = dataclasses.replace(run, steps_per_call=16 if batch == 256 else 1)
+    config = dataclasses.replace(config, steps_per_call=16 if batch == 256 else 1)
+    run = dataclasses.replace(RUN, actors=4, batch=batch, samples_per_insert=32.0)
     assert is_accepted(config, run)
     assert not is_accepted(config, dataclasses.replace(run, **changes))
     ((name, _),) = changes.items()

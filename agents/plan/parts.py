@@ -1,17 +1,14 @@
 """What the parts of a run cost on the machine that measured them."""
 
 import dataclasses
-import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rl_replicator.errors import UsageError, cannot_write
-from rl_replicator.runs import whole_file
+import pydantic
 
-# Types of the fields that are not numbers.
-_TYPES: dict[str, Any] = {"what": str, "machine": str, "settings": dict}
+from rl_replicator.errors import UsageError, cannot_write, check_option
+from rl_replicator.runs import whole_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +22,7 @@ class Parts:
       what: the agent and the environment that were measured.
       settings: further options of the run that was measured, by name.
       machine: description of the machine.
-      cores: processors of the machine.
-      batch: transitions of a learner step for which the parts were measured.
       environment: one action in an environment, in the actor's thread.
-      environment_variation: its standard deviation, relative to its mean.
       policy_call: one call of the policy, without its observations, in the actor's thread.
       policy_row: each observation of that call, exploration included.
       insert_thread: one transition into the replay, in the actor's thread, and what else the actor
@@ -43,7 +37,6 @@ class Parts:
       step_call: one learner step, without its transitions; priorities and the weights' copy
         included.
       step_row: each transition of that step.
-      step_variation: standard deviation of a learner step, relative to its mean.
       step_threads: processors that a learner step keeps busy: all its threads divided by the
         busiest one.
       weight_bytes: bytes of the weights that an actor fetches.
@@ -54,13 +47,12 @@ class Parts:
       episode_actions: actions of an episode; if it was not played to its end, those played.
     """
 
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
     what: str
     settings: Mapping[str, Any]
     machine: str
-    cores: int
-    batch: int
     environment: float
-    environment_variation: float
     policy_call: float
     policy_row: float
     insert_thread: float
@@ -73,7 +65,6 @@ class Parts:
     sample_bytes: float
     step_call: float
     step_row: float
-    step_variation: float
     step_threads: float
     weight_bytes: float
     fetch_actor: float
@@ -90,40 +81,39 @@ class Parts:
         """
         try:
             with whole_file.replacing(path) as new:
-                new.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-        except OSError as error:
-            raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error
-
-    @staticmethod
-    def check_writable(path: Path) -> None:
-        """Checks that a new file can be written, without writing it.
-
-        Raises:
-          UsageError: if it cannot.
-        """
-        try:
-            tempfile.TemporaryFile(dir=path.parent).close()
+                new.write_bytes(_FORMAT.dump_json(self, indent=2))
         except OSError as error:
             raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, what: str, settings: Mapping[str, Any]) -> Self:
         """Reads what `save` wrote.
+
+        Args:
+          path: the file.
+          what: the agent and the environment that must have been measured.
+          settings: the further options, likewise.
 
         Raises:
           UsageError: if the file holds anything else.
         """
         try:
-            plain = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--parts: cannot read {path}: {error}") from error
-        names = {field.name for field in dataclasses.fields(cls)}
-        given = {*plain} if isinstance(plain, dict) else set()
-        if given != names or not all(
-            isinstance(value, _TYPES.get(name, int | float)) for name, value in plain.items()
-        ):
+            parts = _FORMAT.validate_json(path.read_bytes())
+        except (OSError, pydantic.ValidationError) as error:
             raise UsageError(
                 f"--parts: expected what this version of 'rl-replicator plan' has measured, got "
-                f"{path}; remove it to measure again"
+                f"{path} ({str(error).splitlines()[0]}); remove it to measure again"
+            ) from error
+        measured = {"agent and environment": parts.what, **parts.settings}
+        for name, ours in {"agent and environment": what, **settings}.items():
+            theirs = measured.get(name)
+            check_option(
+                ours == theirs,
+                "parts",
+                f"parts that were measured with {name.replace('_', '-')} {ours}",
+                f"{path}, measured with {theirs}; choose another file",
             )
-        return cls(**plain)
+        return parts
+
+
+_FORMAT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(Parts)

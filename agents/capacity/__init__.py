@@ -1,1 +1,0 @@
-"""Predicts the speed of a run on other hardware from a measurement of its parts."""
