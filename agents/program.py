@@ -5,7 +5,7 @@ environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> varia
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import launchpad as lp
 import rl_replicator as rr
@@ -37,13 +37,10 @@ class RunProgram:
     Attributes:
       program: the nodes.
       counter: handle of the counter, which reports progress.
-      make_actor: makes the node of an actor from its index and the total number of actors; None if
-        the program has a fixed number.
     """
 
     program: lp.Program
     counter: lp.CourierHandle
-    make_actor: Callable[[int, int], lp.PyClassNode] | None = None
 
 
 def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
@@ -78,16 +75,12 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
                 for _ in range(plan.num_caches)
             ]
 
-    def make_actor(index: int, num_actors: int) -> lp.PyClassNode:
-        # The spread of the actors' noise depends on their number; a seed depends on the index
-        # alone.
-        own_plan = dataclasses.replace(plan, num_actors=num_actors)
-        source = sources[index % len(sources)]
-        return lp.PyClassNode(ActorNode, index, agent, own_plan, replays, source, counter)
-
     with program.group("actor"):
         for index in range(plan.num_actors):
-            program.add_node(make_actor(index, plan.num_actors))
+            source = sources[index % len(sources)]
+            program.add_node(
+                lp.PyClassNode(ActorNode, index, agent, plan, replays, source, counter)
+            )
     with program.group("evaluator"):
         program.add_node(
             lp.PyClassNode(
@@ -98,7 +91,7 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
                 counter,
             )
         )
-    return RunProgram(program, counter, make_actor)
+    return RunProgram(program, counter)
 
 
 def make_deterministic_program(agent: Agent, plan: RunPlan) -> RunProgram:

@@ -40,7 +40,6 @@ SUITE = {
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
-    "allocator": "trains ten times, for six minutes",
     "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
     "learner_profile": "explains the figures of learner",
     "pixel_learner": "takes more than four minutes",

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_replicator.processes import allocator, gpus
+from rl_replicator.processes import gpus
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -224,13 +224,10 @@ def end() -> None:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options that all benchmarks have.
 
-    Restarts the process if `RL_REPLICATOR_ALLOCATOR` requests another allocator.
-
     Args:
       name: name of the benchmark's module.
       doc: its docstring.
     """
-    allocator.restart()
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--rounds", type=_rounds, default=ROUNDS, help="samples of each side")

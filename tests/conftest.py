@@ -17,9 +17,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 _ON_GPU = os.environ.get("RL_REPLICATOR_TEST_GPU") == "1"
 if not _ON_GPU:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Programs in forks cannot restart with another allocator, and many tests require two environments
-# to give the same rewards, bit for bit.
-os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
 # TensorFlow reads this on import: graphs in this process run without oneDNN. With oneDNN, every
 # thread looks up again which operations have kernels, which takes a tenth of the tests' time.
 # Programs in processes of their own use oneDNN, as users do.

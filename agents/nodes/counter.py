@@ -110,7 +110,6 @@ class Counter:
         self._leases: dict[int, int] = {}
         self._lease_starts: dict[int, int] = {}
         self._starved_at = -math.inf
-        self._num_actors = math.inf
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
@@ -143,8 +142,7 @@ class Counter:
           episodes: episodes that it has finished since.
 
         Returns:
-          Steps that it may take now; 0 if the run has no more, or no longer needs this actor, which
-          then calls `actor_done`.
+          Steps that it may take now; 0 if the run has no more: the actor then calls `actor_done`.
         """
         with self._lock:
             self._environment_steps += done
@@ -165,8 +163,6 @@ class Counter:
                     },
                 )
             steps = min(LEASE, self._total_steps - self._granted)
-            if actor >= self._num_actors:
-                steps = 0
             if steps > 0:
                 self._lease_starts[actor] = self._granted
                 self._granted += steps
@@ -174,15 +170,6 @@ class Counter:
             else:
                 self._finishing.add(actor)
             return max(steps, 0)
-
-    def limit_actors(self, count: int) -> None:
-        """Grants steps only to the first actors; the others end with their current lease.
-
-        Args:
-          count: number of actors that go on.
-        """
-        with self._lock:
-            self._num_actors = count
 
     def actor_done(self, actor: int) -> None:
         """Notes that the replay holds all rows of an actor that gets no more steps.
@@ -203,7 +190,7 @@ class Counter:
           actor: index of the actor.
         """
         with self._lock:
-            if self._learner_done or actor >= self._num_actors:
+            if self._learner_done:
                 return "end"
             return "act" if self._granted < self._total_steps else "wait"
 

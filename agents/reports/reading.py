@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import actor_count, comparison, events, plots, selection
+from rl_replicator.runs import comparison, events, plots, selection
 from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plots import EvaluatedRun, Series
@@ -199,7 +199,7 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
 
 
 def _read(path: Path) -> ReportedRun:
-    config = actor_count.scaled(RunDirectory(path).config(), path)
+    config = RunDirectory(path).config()
     files = [path / "metrics" / f"{group}.csv" for group in _GROUPS]
     files = [file for file in files if file.exists()]
     tables = {file.stem: read_metrics(path, file.stem) for file in files}

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from agents.runs.advice import known
 from rl_replicator.processes import gpus
-from rl_replicator.runs import actor_count
 from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.
@@ -59,7 +58,7 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
     # In a very short run only one side has reported.
     if len(lines) < len(_KINDS):
         return []
-    return [*lines, verdict(shares, actor_count.with_wanted(options, run_dir))]
+    return [*lines, verdict(shares, options)]
 
 
 def read_shares(run_dir: Path) -> dict[str, float]:

@@ -36,7 +36,6 @@ from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
-from agents.runs.scaling import Scaler, forget_older, settle
 from environments import PixelConfig, frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -144,13 +143,10 @@ def _train_in(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        forget_older(run, asked.actors)
         # The options as requested: in another run that begins with them (`--config`), "auto" is
         # resolved for its own task and machine. What this run has chosen is in its identity.
         run.describe(source.name, identity, asked.plain(), options.score.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
-        if options.actors != asked.actors:
-            print(f"actors: {options.actors}, as set by 'rl-replicator scale'", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED
         events.record(run.path, events.RUN, how, f"--steps {options.steps:,}")
@@ -163,13 +159,9 @@ def _train_in(
 
 
 def _as_of(run: RunDirectory, options: AgentOptions) -> AgentOptions:
-    """Returns the options with the settings that are determined by the run's past.
-
-    These are settings that are "auto", and the number of actors that `scale` has asked for.
-    """
+    """Returns the options with the settings that are "auto" resolved, as the run has them."""
     stored: Mapping[str, Any] = {}
     if run.exists:
-        options = settle(run, options)
         stored = run.config()["identity"]
     if isinstance(options, PixelAgentOptions):
         frame = _with_renderer(options, stored.get("pixels", {}))
@@ -311,12 +303,10 @@ def _run(
     try:
         try:
             with _failures_recorded(run):
-                scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
                 counter: Counter = manager.resolve(described.counter)
                 while not manager.wait(timeout=1.0):
                     try:
                         progress = counter.progress()
-                        scaler.tick(counter)
                     except (lp.CourierError, lp.ProgramStoppedError):
                         continue  # It is starting, or it is stopping.
                     noted = _note_restarts(run, manager, noted)

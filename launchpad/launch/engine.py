@@ -44,7 +44,7 @@ def working_directory() -> str:
 class Launch:
     """One launch, as an engine sees it.
 
-    A node that is added or restarted later starts in the launcher's surroundings (directory,
+    A node that is restarted later starts in the launcher's surroundings (directory,
     environment, ...) as they were at the launch, whatever the launcher has changed since.
 
     Attributes:
@@ -90,14 +90,6 @@ class Engine(Protocol):
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> lp_member.Worker:
         """Makes a new incarnation of a node, not started yet."""
-
-    def prepare(self, member: lp_member.Member) -> None:
-        """Prepares for a node that is added to the running program.
-
-        Raises:
-          TypeError: the node does not pickle.
-          ValueError: it needs resources that it can't get.
-        """
 
     def close(self) -> None:
         """Releases the engine's resources; called once, when all nodes are gone."""

@@ -28,8 +28,11 @@ from launchpad.nodes.python import local_multi_processing
 from launchpad.rpc import credentials
 
 _LOOPBACK = "127.0.0.1"
-_OTHER_TERMINALS = ("gnome-terminal", "gnome-terminal-tabs", "xterm", "byobu_session")
-_TERMINALS = ("current_terminal", terminals.TMUX, terminals.FILES, *_OTHER_TERMINALS)
+_TERMINALS = (
+    *("current_terminal", terminals.FILES),
+    # Upstream's others.
+    *("gnome-terminal", "gnome-terminal-tabs", "xterm", "tmux_session", "byobu_session"),
+)
 
 
 # Makes the engine of a launch, by launch type. New engines go here.
@@ -74,10 +77,10 @@ def launch(
       xm_resources: Ignored; upstream's cluster resources.
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
-      terminal: None or "current_terminal"; or, for processes of this machine, "tmux_session" (a
-        window for each node) or "output_to_files" (a file for each node, in a new directory under
-        LAUNCHPAD_LOGGING_DIR or the system's temporary directory). Upstream's other terminals are
-        accepted with a warning, and output goes to this terminal.
+      terminal: None or "current_terminal"; or, for processes of this machine, "output_to_files" (a
+        file for each node, in a new directory under LAUNCHPAD_LOGGING_DIR or the system's temporary
+        directory). Upstream's other terminals are accepted with a warning, and output goes to this
+        terminal.
       serialize_py_nodes: True to check that all nodes pickle, even if they run in threads.
       controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills
@@ -115,7 +118,6 @@ def launch(
         launch_.book,
         termination_notice_secs,
         engine_.close,
-        engine_.prepare,
     )
     supervisor.launcher = _launcher_runtime(launch_, supervisor)
     is_test = launch_type in _TEST_TYPES
@@ -137,7 +139,7 @@ def _check_terminal(terminal: str | None, launch_type: context.LaunchType) -> No
             f"expected terminal to be one of {[*_TERMINALS]}, got {terminal!r}; leave it out"
         )
     has_processes = LAUNCHERS[launch_type] is processes.ProcessEngine
-    if terminal in _OTHER_TERMINALS or (terminal != _TERMINALS[0] and not has_processes):
+    if terminal != _TERMINALS[0] and not (terminal == terminals.FILES and has_processes):
         lp_runtime.logger.warning("terminal=%r: output goes to this terminal instead", terminal)
 
 
@@ -245,8 +247,7 @@ def _apply(
                 "lp.RestartPolicy"
             )
     for member in launch_.members:
-        member.group_policy = policies.get(member.label)
-        member.restart_policy = member.node.restart_policy or member.group_policy
+        member.restart_policy = member.node.restart_policy or policies.get(member.label)
 
 
 def _flatten(nodes: Sequence[base.Node]) -> Iterator[tuple[base.Node, int | None]]:

@@ -171,29 +171,6 @@ class ProgramManager:
                 return False
         return True
 
-    def add_node(self, node: base.Node, label: str, index: int) -> None:
-        """Adds a node to the running program, without waiting for it to start.
-
-        It has the resources of the other nodes of its group, and their restart policy unless it has
-        its own. Its arguments may contain handles of the program's nodes.
-
-        Args:
-          node: A node that serves no address, such as a `PyClassNode`.
-          label: A group of the program.
-          index: Its index in the group: a new one, or the index of a node that has ended.
-
-        Raises:
-          ProgramStoppedError: the program is stopping, or has ended.
-          TypeError: the node does not pickle, which the engine requires.
-          ValueError: there is no such group, the index is in use, the node serves an address or is
-            a MultiProcessingColocation, or the engine can't provide its resources.
-        """
-        self._supervisor.post_add(label, index, node)
-
-    def live_nodes(self, label: str) -> set[int]:
-        """Returns the indices of the nodes of a group that have not ended."""
-        return self._supervisor.live(label)
-
     def stop(self) -> None:
         """Asks the program to stop; returns immediately."""
         self._supervisor.post_stop()

@@ -58,7 +58,6 @@ class Member:
     Attributes:
       launch_config: The launch configuration of its group.
       colocation: Members with the same number share a machine; None for no constraint.
-      group_policy: The restart policy of its group at the launch; None for none.
       restart_policy: Its own restart policy, or else that of its group; None for none.
       worker: Its current incarnation; None before the first and between two.
       was_active: True once it has had work of its own.
@@ -76,7 +75,6 @@ class Member:
     node: base.Node
     launch_config: local_multi_processing.PythonProcess = local_multi_processing.PythonProcess()
     colocation: int | None = None
-    group_policy: base.RestartPolicy | None = None
     restart_policy: base.RestartPolicy | None = None
     worker: Worker | None = None
     state: str = lp_runtime.STARTING

@@ -1,7 +1,7 @@
 """Supervises the nodes of a program and shuts it down in the right order.
 
-One thread owns all state and reads events from a queue, so a signal handler can post an event
-safely, and only the nodes that other threads are adding need a lock. A shutdown has these phases:
+One thread owns all state and reads events from a queue, so it needs no locks, and a signal handler
+can post an event safely. A shutdown has these phases:
 
     stop      every node's stop event is set; nodes leave `run()`, servers keep serving
     release   once no node is in `run()`, or at 70 % of the notice period: servers close
@@ -25,8 +25,6 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch import failures as lp_failures
 from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
-from launchpad.nodes import base
-from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 from rl_replicator.processes import signals
 
 logger = logging.getLogger("launchpad")
@@ -68,7 +66,6 @@ class Supervisor:
         book: lp_address_book.AddressBook,
         termination_notice_secs: float,
         close_engine: Callable[[], None] = lambda: None,
-        prepare: Callable[[lp_member.Member], None] = lambda member: None,
     ):
         """Prepares the supervisor; `start()` starts the nodes.
 
@@ -78,7 +75,6 @@ class Supervisor:
           book: Receives the published addresses.
           termination_notice_secs: Seconds from stop to kill; 0 kills immediately, negative never.
           close_engine: Called once all nodes are gone.
-          prepare: Prepares the engine for a node that is added to the running program.
         """
         self.ready = threading.Event()
         self.done = threading.Event()
@@ -88,7 +84,6 @@ class Supervisor:
         self._members = list(members)
         self._make_worker = make_worker
         self._close_engine = close_engine
-        self._prepare = prepare
         self._book = book
         self.launcher: lp_runtime.NodeRuntime | None = None
         self.restarts: list[restarts.NodeRestart] = []
@@ -97,10 +92,6 @@ class Supervisor:
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._published: dict[str, str] = {}
-        # Guarded by the lock: (label, index) of the nodes being added; whether the program is over.
-        self._added: frozenset[tuple[str, int]] = frozenset()
-        self._is_over = False
-        self._lock = threading.Lock()
         self._failures: list[lp_failures.Failure] = []
         self._is_failure_told = False
         self._is_awaited = False
@@ -157,45 +148,6 @@ class Supervisor:
         """Reports that a caller waits for the program, which may then end once it is idle."""
         self._events.put((self._on_awaited,))
 
-    def post_add(self, label: str, index: int, node: base.Node) -> None:
-        """Adds a node to the running program; see `ProgramManager.add_node`."""
-        partner = next((m for m in self._members if m.label == label), None)
-        if partner is None:
-            known = sorted({m.label for m in self._members})
-            raise ValueError(f"expected a group out of {known}, got {label!r}")
-        if isinstance(node, multi_processing_colocation.MultiProcessingColocation):
-            raise ValueError(
-                "expected one node, got a MultiProcessingColocation; add its nodes one by one"
-            )
-        if node.addresses:
-            raise ValueError(
-                f"expected a node that serves no address, got a {type(node).__name__}; add nodes "
-                "that serve others before the launch"
-            )
-        group_policy = partner.group_policy
-        member = lp_member.Member(
-            label,
-            index,
-            node,
-            partner.launch_config,
-            group_policy=group_policy,
-            restart_policy=node.restart_policy or group_policy or partner.restart_policy,
-        )
-        with self._lock:
-            if self._is_over or self._stop_at is not None:
-                raise errors.ProgramStoppedError(
-                    f"{member.name} can't be added: the program is stopping, or has ended"
-                )
-            if index in self.live(label):
-                raise ValueError(f"expected an index that is free, but {member.name} is running")
-            self._added |= {(label, index)}
-        try:
-            self._prepare(member)
-        except BaseException:
-            self._settle(member)
-            raise
-        self._events.put((self._on_add, member))
-
     def post_kill(self) -> None:
         """Requests that all nodes are killed immediately."""
         self._events.put((self._on_kill,))
@@ -204,11 +156,6 @@ class Supervisor:
         """Returns the process id of every live node that is a process, by name."""
         pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
         return {name: pid for name, pid in pids.items() if pid is not None}
-
-    def live(self, label: str) -> set[int]:
-        """Returns the indices of the nodes of a group that have not ended, or are being added."""
-        coming = {index for of, index in self._added if of == label}
-        return coming | {m.index for m in self._members if m.label == label and not m.is_gone}
 
     @property
     def has_failed(self) -> bool:
@@ -241,7 +188,7 @@ class Supervisor:
         try:
             for member in self._members:
                 self._start(member)
-            while self._goes_on():
+            while not all(member.is_gone for member in self._members):
                 try:
                     handler, *details = self._events.get(timeout=0.1)
                 except queue.Empty:
@@ -262,16 +209,6 @@ class Supervisor:
         finally:
             self._finish()
 
-    def _goes_on(self) -> bool:
-        with self._lock:
-            self._is_over = not self._added and all(member.is_gone for member in self._members)
-            return not self._is_over
-
-    def _settle(self, member: lp_member.Member) -> None:
-        """Marks the addition of a node as complete, or as cancelled."""
-        with self._lock:
-            self._added -= {(member.label, member.index)}
-
     def _start(self, member: lp_member.Member) -> None:
         if self._stop_at is not None:  # An earlier node could not be started.
             member.state = lp_runtime.ENDED
@@ -289,24 +226,6 @@ class Supervisor:
             return
         if self.ready.is_set():
             member.worker.notify_ready()
-
-    def _on_add(self, member: lp_member.Member) -> None:
-        if self._stop_at is not None:
-            self._settle(member)
-            return  # A program that is ending needs no more nodes.
-        before = next((m for m in self._members if m.name == member.name), None)
-        if before is not None and before.worker is not None:
-            before.worker.close()
-        # A new list: other threads may be reading the old one.
-        self._members = [m for m in self._members if m is not before] + [member]
-        self._settle(member)
-        logger.info("%s was added", member.name)
-        # If its team is about to be restarted, the node starts together with the others.
-        planned = [m.restart_at for m in self._team(member) if m.restart_at is not None]
-        if planned:
-            member.restart_at = max(planned)
-        else:
-            self._start(member)
 
     def _finish(self) -> None:
         for member in self._members:

@@ -18,8 +18,6 @@ import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from rl_replicator.processes import allocator
-
 GROUP = "rl_replicator.diagnostics"
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -139,7 +137,6 @@ def _breaks(name: str, version: str) -> list[str]:
 def _machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     yield Finding(OK, "processor cores", str(cores))
-    yield _allocator()
     memory = psutil.virtual_memory()
     text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
     if memory.available < _LITTLE_MEMORY:
@@ -152,20 +149,6 @@ def _machine() -> Iterator[Finding]:
         yield Finding(NOTE, "disk", text, "checkpoints hold the replay; give --run-dir elsewhere")
     else:
         yield Finding(OK, "disk", text)
-
-
-def _allocator() -> Finding:
-    """Returns which allocator `rl-replicator train` will use."""
-    preloaded = os.environ.get("LD_PRELOAD")
-    if preloaded:
-        return Finding(OK, "memory allocator", f"LD_PRELOAD is {preloaded}, which is kept")
-    if os.environ.get(allocator.VARIABLE) != "jemalloc":
-        text = f"the system's; {allocator.VARIABLE}=jemalloc takes less processor time"
-        return Finding(OK, "memory allocator", text)
-    if allocator.environment(os.environ):
-        return Finding(OK, "memory allocator", "jemalloc")
-    advice = "pip install ray, which brings it, to a path without spaces and colons"
-    return Finding(NOTE, "memory allocator", "the system's, because jemalloc was not found", advice)
 
 
 def _tensorflow() -> Iterator[Finding]:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from rl_replicator.cli import lasting_streams, stderr_filter
 from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
-from rl_replicator.processes import allocator
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
 COMMANDS = {
@@ -71,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lasting_streams.installed():
             try:
                 search_working_directory_last()
-                if argv is None and args[:1] == ["train"]:
-                    _choose_allocator()
                 return _run(args)
             except KeyboardInterrupt:
                 return _INTERRUPTED
@@ -107,13 +104,6 @@ def _print_failure(error: Exception) -> None:
         print(error, file=sys.stderr)
     else:
         traceback.print_exception(error)
-
-
-def _choose_allocator() -> None:
-    try:
-        allocator.restart()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def search_working_directory_last() -> None:

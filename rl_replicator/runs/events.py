@@ -22,7 +22,6 @@ STARTED, CONTINUED = "started", "continued"
 STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
 _STARTS_AND_ENDS = (STARTED, CONTINUED, STOPPED, FINISHED, FAILED)
 RESTARTED = "restarted"
-SCALED = "scaled"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import actor_count, whole_file
+from rl_replicator.runs import whole_file
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
 from rl_replicator.runs.score import Score, rows_that_count
@@ -122,7 +122,7 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
     Raises:
       UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
-    config = actor_count.scaled(RunDirectory(run_dir).config(), run_dir)
+    config = RunDirectory(run_dir).config()
     found = _evaluations(run_dir, figure, Score.of(config))
     return EvaluatedRun(settings_of(config), seed_of(config), found)
 
@@ -276,7 +276,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     runs of each task a different config.
 
     Args:
-      config: the config from `actor_count.scaled`.
+      config: the config from `RunDirectory.config`.
     """
     settings = _flat(config["identity"])
     options = config.get("options", {})

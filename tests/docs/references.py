@@ -25,7 +25,6 @@ _WRITTEN = (
     "lineage.json",
     "results.png",
     "summary.csv",
-    "actors.json",
     "evaluation.png",
     "evaluation.mp4",
     "events.csv",

@@ -409,11 +409,6 @@ class Slow:
             time.sleep(0.02)
 
 
-def record_readiness(recorder: Any) -> None:
-    """Ends as soon as it has recorded."""
-    recorder.add(("ready", lp.wait_until_ready(100)))
-
-
 def record_ready(recorder: Any) -> None:
     recorder.add("asks")
     recorder.add(("ready", lp.wait_until_ready(100)))

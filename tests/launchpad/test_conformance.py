@@ -224,32 +224,6 @@ def test_a_program_that_fails_is_never_ready(engine):
         manager.wait(timeout=60)
 
 
-def test_nodes_are_added_to_a_running_program(engine):
-    program, recorder = programs.recorder_program()
-    program.add_node(lp.PyNode(programs.record_readiness, recorder), label="worker")
-    manager = lp.launch(program, engine)
-    client = manager.resolve(recorder)
-
-    def wait_for(count):
-        deadline = time.monotonic() + 90
-        while len(client.entries()) < count or manager.live_nodes("worker"):
-            assert time.monotonic() < deadline, client.entries()
-            time.sleep(0.02)
-
-    wait_for(1)
-    for index in (1, 0):  # First a new node, then one in place of a node that has ended.
-        manager.add_node(lp.PyNode(programs.record_readiness, recorder), "worker", index)
-        wait_for(2 if index else 3)
-    assert client.entries() == [("ready", True)] * 3
-    with pytest.raises(ValueError, match="expected an index that is free, but recorder/0"):
-        manager.add_node(lp.PyNode(print), "recorder", 0)
-    with pytest.raises(ValueError, match=r"expected a group out of .*'worker'.*, got 'none'"):
-        manager.add_node(lp.PyNode(print), "none", 0)
-    with pytest.raises(ValueError, match="serves no address, got a CourierNode"):
-        manager.add_node(lp.CourierNode(programs.Recorder), "worker", 2)
-    manager.stop_and_wait()
-
-
 def test_dm_launchpad_beside_ours_is_an_error(tmp_path):
     metadata = tmp_path / "dm_launchpad-0.5.2.dist-info" / "METADATA"
     metadata.parent.mkdir()

@@ -205,9 +205,8 @@ def test_code_that_was_imported_after_the_connection_is_shipped(
         (package / ".gitignore").write_text("_generated.py")  # As for most generated files.
     program = lp.Program("test")
     program.add_node(lp.PyNode(importlib.import_module("lp_wait_for_stop").run), label="node")
-    manager = lp.launch(program, "ray", address=here)
-    manager.add_node(lp.PyNode(importlib.import_module("lp_stop").run), "node", 1)
-    assert manager.wait(timeout=120)
+    program.add_node(lp.PyNode(importlib.import_module("lp_stop").run), label="node")
+    assert lp.launch(program, "ray", address=here).wait(timeout=120)
 
 
 def _content(uri):

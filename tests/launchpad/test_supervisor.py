@@ -253,77 +253,6 @@ def test_the_launchers_stop_handlers_do_not_hold_up_the_end(how, monkeypatch):
     wait_until(lambda: ends)
 
 
-def test_an_index_is_taken_before_its_node_starts():
-    program = _Program(notice=60)
-    program.supervisor.post_add("user", 1, lp.PyNode(print))
-    assert program.supervisor.live("user") == {0, 1}
-    with pytest.raises(ValueError, match="expected an index that is free, but user/1 is running"):
-        program.supervisor.post_add("user", 1, lp.PyNode(print))
-    program.wait_for("start user", count=2)
-    assert program.supervisor.live("user") == {0, 1}
-    with pytest.raises(ValueError, match="got a MultiProcessingColocation; add its nodes one by"):
-        program.supervisor.post_add("user", 2, lp.MultiProcessingColocation([]))
-    program.supervisor.post_kill()
-    assert program.supervisor.done.wait(60)
-
-
-def test_an_added_node_has_the_policy_of_its_group_and_not_of_a_node():
-    def launch(own, of_group):
-        first = lp.PyNode(lp.wait_for_stop)
-        first.restart_policy = own
-        program = lp.Program("program")
-        program.add_node(first, label="actor")
-        policies = {"actor": of_group} if of_group else {}
-        return lp.launch(program, "test_mt", restart_policies=policies)
-
-    never, thrice = (lp.RestartPolicy(max_restarts=number) for number in (0, 3))
-    for own, of_group, expected in [(never, thrice, thrice), (never, None, never)]:
-        manager = launch(own, of_group)
-        manager.add_node(lp.PyNode(lp.wait_for_stop), "actor", 1)
-        manager.add_node(lp.PyNode(lp.wait_for_stop), "actor", 2)
-        manager.stop_and_wait()
-        members = manager._supervisor._members
-        assert [m.restart_policy for m in members] == [own, expected, expected]
-
-
-def test_a_node_that_can_not_be_added_takes_no_index():
-    log: list[str] = []
-    member = lp_member.Member("group", 0, lp.PyNode(print))
-    may_prepare, is_preparing = threading.Event(), threading.Event()
-
-    def prepare(added: lp_member.Member) -> None:
-        if added.index == 2:
-            raise TypeError("it does not pickle")
-        is_preparing.set()
-        assert may_prepare.wait(60)
-
-    supervisor = lp_supervisor.Supervisor(
-        [member],
-        lambda member, _: _Worker(member.name, log),
-        lp_address_book.AddressBook(),
-        termination_notice_secs=60,
-        prepare=prepare,
-    )
-    supervisor.start()
-    _wait_for(log, "start group/0")
-    with pytest.raises(TypeError, match="it does not pickle"):
-        supervisor.post_add("group", 2, lp.PyNode(print))
-    assert supervisor.live("group") == {0}
-    adding = threading.Thread(target=supervisor.post_add, args=("group", 1, lp.PyNode(print)))
-    adding.start()
-    assert is_preparing.wait(60)
-    supervisor.post_ended(member.worker, None)  # The last running node: the program would end here.
-    assert not supervisor.done.wait(0.3)
-    may_prepare.set()
-    adding.join()
-    _wait_for(log, "start group/1")
-    supervisor.post_kill()
-    assert supervisor.done.wait(60)
-    assert supervisor.live("group") == set()
-    with pytest.raises(lp.ProgramStoppedError, match="group/3 can't be added: the program is"):
-        supervisor.post_add("group", 3, lp.PyNode(print))
-
-
 def test_the_root_is_named_although_its_victim_tells_first(monkeypatch):
     monkeypatch.setattr(lp_failures, "_ROOT_WINDOW_SECS", 60.0)
     program = _Program(notice=60)
@@ -399,30 +328,6 @@ def test_an_error_at_the_end_is_a_failure_but_a_lost_connection_is_none(phase, m
         "user",
         "no space",
     )
-
-
-def test_a_node_that_cannot_be_started_stops_the_program_in_order(monkeypatch):
-    program = _Program(notice=300)
-
-    def fail(member, supervisor):
-        raise OSError("too many open files")
-
-    monkeypatch.setattr(program.supervisor, "_make_worker", fail)
-    program.supervisor.post_add("user", 1, lp.PyNode(print))
-    program.wait_for("stop store")
-    program.state("other", lp_runtime.SERVING)
-    program.end("user")
-    program.end("other")
-    program.wait_for("release store")
-    program.end("store")
-    assert program.supervisor.done.wait(60)
-    assert program.supervisor.failure is not None
-    assert (program.supervisor.failure.label, program.supervisor.failure.message) == (
-        "user",
-        "too many open files",
-    )
-    assert program.supervisor.failure.index == 1
-    assert not any(entry.startswith("kill") for entry in program.log)
 
 
 def test_nothing_is_started_after_a_node_that_cannot_be():
@@ -674,25 +579,6 @@ def test_a_store_that_moved_restarts_the_whole_team_of_its_client():
     supervisor.post_kill()
     assert supervisor.done.wait(60)
     assert [log.count(f"kill {member.name}") for member in team[:2]] == [2, 2]
-
-
-def test_a_member_that_is_added_starts_with_its_team():
-    log: list[str] = []
-    member = lp_member.Member("team", 0, lp.PyNode(print))
-    member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.5, together=True)
-    book = lp_address_book.AddressBook()
-    supervisor = lp_supervisor.Supervisor(
-        [member], lambda member, _: _Worker(member.name, log), book, termination_notice_secs=5
-    )
-    supervisor.start()
-    _wait_for(log, "start team/0")
-    supervisor.post_ended(member.worker, _died())
-    supervisor.post_add("team", 1, lp.PyNode(print))
-    _wait_for(log, "start team/0", count=2)
-    _wait_for(log, "start team/1")
-    assert log == ["start team/0"] * 2 + ["start team/1"], "and none before the others"
-    supervisor.post_kill()
-    assert supervisor.done.wait(60)
 
 
 def test_the_address_of_a_node_that_was_started_again_is_its_new_one():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import subprocess
 import threading
 import time
 
@@ -38,7 +36,7 @@ def test_the_last_line_is_awaited_while_this_process_gets_no_time(monkeypatch):
         def writer(self, node):
             return lambda target, text: may_write.wait(60) and lines.append(text)
 
-    monkeypatch.setattr(terminals, "make", lambda terminal: Slow())
+    monkeypatch.setattr(terminals, "CurrentTerminal", Slow)
     program = lp.Program("test")
     program.add_node(lp.PyNode(print, "last"), label="node")
     manager = lp.launch(program, "test_mp")
@@ -64,27 +62,6 @@ def test_output_to_files(tmp_path, monkeypatch, capfd, caplog):
     assert "first line" not in capfd.readouterr().out
 
 
-def test_nodes_with_long_names_have_files_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path))
-    files = terminals.Files()
-    for index in (0, 1, 0):
-        files.writer(f"{'ä' * 300}/{index}")("stdout", f"{index}\n")
-    files.close()
-    texts = {path.name: path.read_text() for path in files.directory.iterdir()}
-    assert texts == {f"{'ä' * 100}.log": "0\n0\n", f"{'ä' * 100}_.log": "1\n"}
-
-
-def test_groups_whose_files_would_have_one_name_have_files_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path))
-    files = terminals.Files()
-    nodes = ("a/b/0", "a_b/0", "a_b_0_/0", "a/b_0_/0")
-    for node in nodes:
-        files.writer(node)("stdout", f"{node}\n")
-    files.close()
-    texts = [path.read_text() for path in files.directory.iterdir()]
-    assert sorted(texts) == sorted(f"{node}\n" for node in nodes)
-
-
 def test_a_file_that_cannot_be_opened_is_replaced_by_this_terminal(
     tmp_path, monkeypatch, caplog, capsys
 ):
@@ -95,36 +72,3 @@ def test_a_file_that_cannot_be_opened_is_replaced_by_this_terminal(
     files.close()
     assert capsys.readouterr().out == "[node/0] a line\n"
     assert "the output of node/0 goes to this terminal: [Errno 2]" in caplog.text
-
-
-@pytest.mark.timeout(150)
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # The test has its own tmux server.
-    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
-    monkeypatch.delenv("TMUX", raising=False)
-
-    def tmux(*words):
-        done = subprocess.run(["tmux", *words], capture_output=True, text=True)
-        return done.stdout.split("\n")[:-1]
-
-    manager = lp.launch(talkers(), "test_mp", terminal="tmux_session")
-    (directory,) = (tmp_path / "logs").iterdir()
-    windows = ["recorder/0", "talker/0", "talker/1"]
-    eventually(lambda: tmux("list-windows", "-t", directory.name, "-F", "#{window_name}"), windows)
-    for index in (1, 2):
-        eventually(
-            lambda index=index: tmux("capture-pane", "-p", "-t", f"{directory.name}:{index}")[:2],
-            ["first line", "second line"],
-        )
-    manager.stop_and_wait()
-    eventually(lambda: tmux("list-sessions", "-F", "#{session_name}"), [])
-    assert (directory / "talker_1.log").read_text() == "first line\nsecond line\nstopped\n"
-
-
-def test_without_tmux_output_goes_to_this_terminal(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    caplog.set_level(logging.WARNING, "launchpad")
-    assert isinstance(terminals.make("tmux_session"), terminals.CurrentTerminal)
-    (record,) = caplog.records
-    assert "there is no tmux; output goes to this terminal" in record.getMessage()

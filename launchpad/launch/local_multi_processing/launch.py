@@ -8,7 +8,7 @@ import threading
 
 from launchpad import errors
 from launchpad.launch import channel as lp_channel
-from launchpad.launch import engine, remote_worker, serialization
+from launchpad.launch import engine, remote_worker
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import (
@@ -35,7 +35,9 @@ class ProcessEngine:
         self._nodes = engine.dump_nodes(launch)
         self._environments = placement.environments(launch.members)
         self._guard = guard.Guard()
-        self._terminal = terminals.make(launch.terminal)
+        self._terminal = (
+            terminals.Files() if launch.terminal == terminals.FILES else terminals.CurrentTerminal()
+        )
         self._fork_server = fork_client.current()
         nodes = [member.node for member in launch.members]
         self._fork_server.preload(imports.needed(nodes, self._nodes.values()))
@@ -50,13 +52,6 @@ class ProcessEngine:
         )
         write = self._terminal.writer(member.name)
         return ProcessWorker(member, supervisor, start, self._guard, write)
-
-    def prepare(self, member: lp_member.Member) -> None:
-        """Pickles an added node; see `Engine.prepare`. It can't have GPUs: none may be left."""
-        self._nodes[member.name] = serialization.dump_node(member.node, member.name)
-        if member.launch_config.gpus:
-            raise ValueError(f"expected a node without GPUs to add, got {member.name}")
-        self._environments.update(placement.environments([member]))
 
     def close(self) -> None:
         """Ends the guard and the terminal; all nodes have ended."""

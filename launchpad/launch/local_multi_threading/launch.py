@@ -25,9 +25,6 @@ class ThreadEngine:
         """Returns a new incarnation of a node, not started yet."""
         return ThreadWorker(member, supervisor, self._launch)
 
-    def prepare(self, member: lp_member.Member) -> None:
-        """Does nothing: threads share the node."""
-
     def close(self) -> None:
         """Does nothing: threads leave nothing behind."""
 

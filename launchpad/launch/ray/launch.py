@@ -7,7 +7,7 @@ calls of Ray actors are slower, and do not run in the main thread while a method
 
 from __future__ import annotations
 
-from launchpad.launch import engine, serialization
+from launchpad.launch import engine
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import cluster as lp_cluster
@@ -50,12 +50,6 @@ class RayEngine:
             self._machines.get(member.name),
             self._shipment.uris() if self._shipment else [],
         )
-
-    def prepare(self, member: lp_member.Member) -> None:
-        """Pickles and ships a node that is added; Ray chooses its machine. See `Engine.prepare`."""
-        self._nodes[member.name] = serialization.dump_node(member.node, member.name)
-        if self._shipment:
-            self._shipment.load()
 
     def close(self) -> None:
         """Disconnects from Ray, and ends it if it is the program's own."""

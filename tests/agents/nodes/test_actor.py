@@ -305,25 +305,6 @@ def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
     assert len(observations(other, "envpool")) == len(after)
 
 
-def test_an_actor_that_is_taken_away_finishes_its_lease(tmp_path):
-    counter = Counter(tmp_path, total_steps=1000, restored=None)
-    leases = [counter.lease(actor, 0, 0.0, []) for actor in (0, 1, 2)]
-    assert leases == [100, 100, 100]
-    counter.limit_actors(1)
-    assert [counter.lease(actor, 100, 0.0, []) for actor in (1, 2)] == [0, 0]
-    assert counter.progress().actors_finishing == 2
-    counter.limit_actors(2)  # Actor 1 is wanted again before it has ended.
-    counter.actor_done(1)
-    counter.actor_done(2)
-    assert [counter.standby(actor) for actor in (1, 2)] == ["act", "end"]
-    granted = counter.lease(1, 0, 0.0, [])
-    while (more := counter.lease(0, 100, 0.0, [])) > 0:
-        granted += more
-    assert counter.lease(1, 100, 0.0, []) == 0
-    assert granted == 700  # All but the first three leases, and not a step twice.
-    assert counter.progress().environment_steps == 1000
-
-
 @pytest.mark.timeout(120)
 def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, tmp_path):
     """The learner, which is behind, keeps sampling until then; its last checkpoint has all rows."""

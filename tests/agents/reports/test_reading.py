@@ -9,7 +9,7 @@ import pytest
 from agents.config import at_repeat
 from agents.reports import reading
 from rl_replicator.cli import trainables
-from rl_replicator.runs import actor_count, events
+from rl_replicator.runs import events
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -115,14 +115,6 @@ def test_a_run_that_does_not_say_when_it_ends_is_complete_when_it_has_finished(
     for event, is_complete in zip(told, (False, True, False, True), strict=True):
         events.record(run, events.RUN, event)
         assert [one.is_complete for one in reading.read([run]).runs] == [is_complete]
-
-
-def test_the_actors_that_a_run_was_scaled_to_are_its_config(make_run):
-    runs = [make_run("one", {100: 1.0}), make_run("scaled", {100: 2.0}, seed=2)]
-    (runs[1] / actor_count.FILE).write_text('{"actors": 8}')
-    found = reading.read(runs)
-    assert [config.settings for config in found.configs] == [{"actors": 1}, {"actors": 8}]
-    assert [run.options["actors"] for run in found.runs] == [1, 8]
 
 
 def test_another_figure(make_run):

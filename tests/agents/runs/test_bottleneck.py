@@ -4,7 +4,6 @@ import pytest
 
 from agents.runs import bottleneck
 from rl_replicator.layers import precision
-from rl_replicator.runs import actor_count
 from rl_replicator.runs.metrics import MetricWriter
 
 STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
@@ -117,8 +116,6 @@ def test_the_actors_that_a_run_has_are_doubled(tmp_path):
     writer.write("time", 100, shares)
     writer.close()
     assert "try --actors 2 " in bottleneck.explain(tmp_path, STATE)[-1]
-    (tmp_path / actor_count.FILE).write_text('{"actors": 6}')  # As `scale` does.
-    assert "try --actors 12 " in bottleneck.explain(tmp_path, STATE)[-1]
 
 
 def test_a_run_without_times_of_both_has_no_verdict(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import actor_count, comparison, plots
+from rl_replicator.runs import comparison, plots
 from rl_replicator.runs.score import Score
 
 RETURN = Score("evaluator", "episode_return")
@@ -235,12 +235,6 @@ def test_engines_of_environments_are_configs_too(make_run):
 def test_numbers_of_actors_and_environments_are_configs_too(make_run, option):
     dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={option: n}) for n in (1, 4)]
     assert [one.settings for one in _configs(dirs)] == [{option: 1}, {option: 4}]
-
-
-def test_the_actors_that_a_run_was_scaled_to_are_its_config(make_run):
-    dirs = [make_run(name, [(10, 1)], env="a:b", options={"actors": 1}) for name in ("a", "b")]
-    (dirs[1] / actor_count.FILE).write_text('{"actors": 8}')
-    assert [one.settings for one in _configs(dirs)] == [{"actors": 1}, {"actors": 8}]
 
 
 def test_nothing_to_compare(make_run):

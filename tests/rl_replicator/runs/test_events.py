@@ -50,7 +50,6 @@ def test_the_end_is_lacking_until_the_last_start_has_one(tmp_path):
         ("run", events.STARTED, True),
         ("run", events.FINISHED, False),
         ("actor/0", events.RESTARTED, False),
-        ("run", events.SCALED, False),
         ("run", events.CONTINUED, True),
         ("run", events.STOPPED, True),
         ("run", events.CONTINUED, True),
