@@ -9,11 +9,13 @@ overrides their defaults where its paper differs:
 
 import dataclasses
 import math
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
-from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP
+from rl_replicator.runs.plain_data import as_stored
+from rl_replicator.runs.run_directory import AUTO, adopted
 
 # Larger values are typos: networks with such layers do not fit into memory, episodes have fewer
 # steps, and actions span only [-1, 1].
@@ -22,6 +24,9 @@ _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 # Learner steps between two sets of weights in a policy's average: adding a set costs 2 % of a step.
 AVERAGING_PERIOD = 10
+# For runs from pixels, the discount "auto" is this discount per step of the simulator, to the power
+# of the action repeat.
+_DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
 
 class Settings:
@@ -172,13 +177,6 @@ class PixelSettings(Settings):
     replay: FrameReplayConfig = FrameReplayConfig()
     """The replay table."""
 
-    def on_this_machine(self) -> Self:
-        """Returns the config with the precision that suits this machine, if it is "auto"."""
-        from rl_replicator.layers import precision  # Imports TensorFlow.
-
-        name: Any = precision.resolve(self.precision)
-        return dataclasses.replace(self, precision=name)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(not self.normalize_observations, "normalize_observations", "False from pixels")
@@ -187,16 +185,23 @@ class PixelSettings(Settings):
         self.check_at_least(0, "max_shift")
 
 
-def at_repeat(config: Any, action_repeat: int) -> Any:
-    """Returns the config with the discount that suits the action repeat, if it is "auto".
+def resolved(config: Any, stored: Mapping[str, Any], action_repeat: int) -> Any:
+    """Returns the config of a run, with nothing left to "auto".
 
     Args:
-      config: the config of any agent.
+      config: the config of any agent, as it was asked for.
+      stored: the config with which the run began, as plain data; empty for a new run.
       action_repeat: steps of the simulator in an agent step.
     """
-    if getattr(config, "discount", None) != AUTO:
-        return config
-    return dataclasses.replace(config, discount=DISCOUNT_OF_STEP**action_repeat)
+    config = adopted(config, stored)
+    changes: dict[str, Any] = {}
+    if getattr(config, "discount", None) == AUTO:
+        changes["discount"] = _DISCOUNT_OF_STEP**action_repeat
+    if getattr(config, "precision", None) == AUTO:
+        from rl_replicator.layers import precision  # Imports TensorFlow.
+
+        changes["precision"] = precision.resolve(AUTO)
+    return as_stored(dataclasses.replace(config, **changes), "agent.")
 
 
 def one_by_one(config: Any) -> Any:

@@ -83,7 +83,7 @@ class OffPolicyAgent(abc.ABC):
         if discount == AUTO:
             raise ConfigError(
                 'agent.discount: expected a number, got "auto", which a run replaces; so does '
-                "`agents.config.at_repeat`"
+                "`agents.config.resolved`"
             )
         return discount
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.agent import ExplorationContext
-from agents.config import at_repeat
+from agents.config import resolved
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
 from agents.environment_loop import explore
@@ -176,7 +176,7 @@ def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Sid
             config = PixelD4PGConfig(
                 global_batch_size=batch, replay=FrameReplayConfig(transitions_per_item=length)
             )
-            config = at_repeat(config, PixelConfig().repeats(name))
+            config = resolved(config, {}, PixelConfig().repeats(name))
             side = f"input, {batch} x {size} x {size}, items of {length}"
             sides[side] = input_side(stack, name, config, size)
     return sides
@@ -218,7 +218,7 @@ def main() -> None:
     task = Task(options.task, PixelConfig())
     # One step per call, so that the wait before a call is the wait of that step.
     config = PixelD4PGConfig(precision=options.precision, steps_per_call=1)
-    config = at_repeat(config, task.action_repeat)
+    config = resolved(config, {}, task.action_repeat)
     agent = D4PG(config, task.spec())
     server, address = serve(agent)
     fill(agent, task, address)

@@ -20,7 +20,7 @@ from agents.plan.deployment import Hardware, deploy
 from agents.plan.parts import Parts
 from bench import harness, processes
 from rl_replicator.cli import main as command_line
-from rl_replicator.cli import options, trainables
+from rl_replicator.cli import trainables
 from rl_replicator.runs.metrics import read_metrics
 
 TASK = ["--env", "cheetah:run"]
@@ -95,7 +95,7 @@ def predict(parts: Path, words: list[str], cores: float) -> Any:
     from agents.plan.command import measured_settings
 
     trainable: Any = trainables.load("d4pg")
-    settings = options.parse(trainable.options_type([]), "bench", [*COMMON, *words])
+    settings = trainable.parse([*COMMON, *words], {})
     hardware = Hardware(cores=cores)
     known = Parts.load(parts, f"d4pg on {settings.env}", measured_settings(settings))
     return bound.predict(known, deploy(settings, hardware), hardware)

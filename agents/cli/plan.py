@@ -25,7 +25,7 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from agents.plan import command
     from agents.plan.deployment import Hardware
-    from rl_replicator.cli import options, stderr_filter, trainables
+    from rl_replicator.cli import options, trainables
     from rl_replicator.errors import UsageError
 
     kind = _options_type()
@@ -35,15 +35,9 @@ def run(args: Sequence[str]) -> int:
     trainable: Any = trainables.load(chosen.agent)
     if not hasattr(trainable, "make_agent"):
         raise UsageError(f"expected an agent after '{_COMMAND}', got {chosen.agent!r}, a learner")
-    settings: Any = options.parse(
-        trainable.options_type(theirs),
-        f"rl-replicator train {chosen.agent}",
-        theirs,
-        trainable.alternatives(),
-    )
+    settings = trainable.parse(theirs, {})
     names = [field.name for field in dataclasses.fields(Hardware)]
     hardware = Hardware(**{name: getattr(chosen, name) for name in names})
-    stderr_filter.silence()
     return command.run(trainable, settings, hardware, chosen.parts, chosen.measure_seconds)
 
 

@@ -25,7 +25,7 @@ def run(args: Sequence[str]) -> int:
     import tyro
 
     from agents.policies import playing, video_file
-    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.cli import options
     from rl_replicator.errors import check_option
     from rl_replicator.runs.statistics import number
 
@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
         """A run directory, or a folder made by 'rl-replicator export --format numpy'."""
         env: str | None = None
         """Environment to play in. Default: the one in which the policy was trained."""
-        output: Path | None = None
+        out: Path | None = None
         """Video to write, .mp4 or .gif. Default: a window, or play.mp4 if there is no display."""
         episodes: int = 1
         """Number of episodes."""
@@ -49,7 +49,6 @@ def run(args: Sequence[str]) -> int:
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
 
-    stderr_filter.silence()
     chosen = options.parse(PlayOptions, "rl-replicator play", args)
     task, environment, actor, most = _opened(chosen)
 
@@ -57,11 +56,11 @@ def run(args: Sequence[str]) -> int:
         for total in playing.play(environment, actor, task, most, show, chosen.episodes):
             print(f"return {number(total)} ({task.name})", flush=True)
 
-    if chosen.output is None and playing.has_display():
+    if chosen.out is None and playing.has_display():
         with contextlib.closing(playing.Window(task.name)) as window:
             play(window.show)
         return 0
-    output = chosen.output or Path("play.mp4")
+    output = chosen.out or Path("play.mp4")
     with video_file.film(output) as add:
         play(add)
     print(f"video {output}")

@@ -23,7 +23,7 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
-    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.cli import options
     from rl_replicator.errors import check_option
 
     @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,6 @@ def run(args: Sequence[str]) -> int:
             last = 2**32 - max(self.episodes, 1)
             check_option(0 <= self.seed <= last, "seed", f"a number from 0 to {last}", self.seed)
 
-    stderr_filter.silence()
     chosen = options.parse(RecordOptions, "rl-replicator record", args)
     return _record(chosen)
 

@@ -25,7 +25,7 @@ def run(args: Sequence[str]) -> int:
 
     import tyro
 
-    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.cli import options
 
     @dataclasses.dataclass(frozen=True)
     class ReplayOptions:
@@ -36,7 +36,6 @@ def run(args: Sequence[str]) -> int:
         json: bool = False
         """Print the figures as JSON."""
 
-    stderr_filter.silence()
     chosen = options.parse(ReplayOptions, "rl-replicator replay", args)
     # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.runs import replay_figures

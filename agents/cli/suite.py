@@ -29,7 +29,7 @@ def run(args: Sequence[str]) -> int:
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from agents.suites import command
-    from rl_replicator.cli import lasting_streams, options
+    from rl_replicator.cli import options
     from rl_replicator.errors import UsageError
 
     kind = _options_type()
@@ -40,7 +40,6 @@ def run(args: Sequence[str]) -> int:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
     plan = _plan(chosen, theirs)
-    lasting_streams.outlive_full_disk()
     return command.run(plan)
 
 
@@ -100,18 +99,15 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
     from agents.suites import anchors, tasks
     from agents.suites.command import SuitePlan
     from agents.task import Task
-    from rl_replicator.cli import options, trainables
+    from rl_replicator.cli import trainables
     from rl_replicator.runs.plain_data import to_plain
 
     suite = tasks.find(chosen.tasks)
     arguments = [*suite.arguments, *theirs]
     trainable = trainables.load(chosen.agent)
     # Raises for a mistake in the options of the runs, before any run has started.
-    settings: Any = options.parse(
-        trainable.options_type(arguments),
-        f"rl-replicator train {chosen.agent}",
-        ["--env", suite.tasks[0], "--steps", str(chosen.steps), *arguments],
-        trainable.alternatives(),
+    settings = trainable.parse(
+        ["--env", suite.tasks[0], "--steps", str(chosen.steps), *arguments], {}
     )
     if suite.name not in tasks.SUITES:
         template = getattr(settings, "task", None) or Task("")

@@ -23,7 +23,7 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
-    from rl_replicator.cli import options, stderr_filter, trainables
+    from rl_replicator.cli import options, trainables
     from rl_replicator.errors import UsageError
 
     @dataclasses.dataclass(frozen=True)
@@ -32,12 +32,11 @@ def run(args: Sequence[str]) -> int:
 
         run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
         """Directory of the run."""
-        output: Path | None = None
+        out: Path | None = None
         """The video, .mp4 or .gif. Default: evaluation.mp4 in the run's directory."""
         seed: int = 1000
         """Seed of the environment."""
 
-    stderr_filter.silence()
     chosen = options.parse(VideoOptions, "rl-replicator video", args)
     trainable: Any = trainables.of_run(chosen.run_dir)
     if not hasattr(trainable, "video"):
@@ -45,4 +44,4 @@ def run(args: Sequence[str]) -> int:
             f"expected a run of an agent, got {chosen.run_dir}, which trains a learner without "
             "episodes; see its plots and images instead"
         )
-    return trainable.video(chosen.run_dir, chosen.output, chosen.seed) or 0
+    return trainable.video(chosen.run_dir, chosen.out, chosen.seed) or 0

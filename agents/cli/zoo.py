@@ -24,7 +24,7 @@ def run(args: Sequence[str]) -> int:
         another process makes the folder. No folder is left then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
-    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.cli import options
     from rl_replicator.errors import UsageError, cannot_write, check_option
     from rl_replicator.runs import whole_file
 
@@ -48,7 +48,6 @@ def run(args: Sequence[str]) -> int:
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
 
-    stderr_filter.silence()
     chosen = options.parse(ZooOptions, "rl-replicator zoo", args)
     if not chosen.run_dirs:
         raise UsageError("expected directories of runs after 'rl-replicator zoo', got none")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.config import at_repeat
+from agents.config import resolved
 from agents.plan.deployment import Deployment, Hardware, deploy
 from agents.plan.parts import Parts
 from agents.runs.options import AgentOptions
@@ -49,13 +49,13 @@ def run(
     deployment = deploy(options, hardware)
     if path is not None:  # Before the measurement, which would otherwise be lost.
         check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
-    config = at_repeat(options.agent, options.task.action_repeat)
     spec = options.task.spec()  # An unknown environment is noticed before TensorFlow is imported.
 
     from agents.runs.launching import share_processors
 
     share_processors()  # Before TensorFlow's threads start.
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
+    config = resolved(options.agent, {}, options.task.action_repeat)
     agent = source.make_agent(config, spec)
     agent.make_tables(deployment.replicas, deployment.replay_shards)
     what = f"{source.name} on {options.env}{' from pixels' if options.pixels else ''}"

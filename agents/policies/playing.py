@@ -38,13 +38,13 @@ class Window:
         except ModuleNotFoundError:
             raise UsageError(
                 "expected Python's tkinter for the window, found none; 'apt-get install "
-                "python3-tk', or write a file with --output"
+                "python3-tk', or write a file with --out"
             ) from None
         try:
             self._root: Any = tkinter.Tk()
         except tkinter.TclError as error:
             raise UsageError(
-                f"expected a display for the window, got: {error}; write a file with --output"
+                f"expected a display for the window, got: {error}; write a file with --out"
             ) from None
         self._new_image = tkinter.PhotoImage
         self._root.title(title)

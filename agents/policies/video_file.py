@@ -31,11 +31,11 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
       UsageError: if it cannot be created, is a folder, or is named neither .mp4 nor .gif.
     """
     if path.suffix not in (".mp4", ".gif"):
-        raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
+        raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
     partial = whole_file.beside(path, f".partial{path.suffix}")
     with _file_errors(path):  # Before the episode is played: these errors come early.
         if path.is_dir():
-            raise UsageError(f"--output: expected a file, got {path}, a folder; choose another")
+            raise UsageError(f"--out: expected a file, got {path}, a folder; choose another")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
     encoder = _Mp4(partial) if path.suffix == ".mp4" else _Gif(partial)
@@ -68,7 +68,7 @@ def _file_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise cannot_write(
-            f"--output: cannot write to {path.parent}: {error}; choose another directory", error
+            f"--out: cannot write to {path.parent}: {error}; choose another directory", error
         ) from None
 
 

@@ -4,14 +4,15 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import tyro
 
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments.errors import lacks
-from rl_replicator.cli import arguments
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.runs.listener import SILENT, RunListener
-from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
+from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
 
 if TYPE_CHECKING:
     from acme import specs
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     from agents.task import Task
     from rl_replicator.exports.model import ExportedModel
 
-_PRESET = "--preset"
-_DEFAULT = "default"
 # Settings that a checkpoint fixes: its tables, rows or critic depend on them, or they are only
 # initial values.
 _FIXED = ("replay.", "discount", "value-min", "value-max", "initial-temperature")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """The options that determine which others there are, and their initial values."""
+
+    preset: str = "default"
+    pixels: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,54 +55,35 @@ class AgentCommand:
     factory: str
     presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def options_type(self, args: Sequence[str] = ()) -> type[AgentOptions]:
-        """Returns the dataclass of all options.
+    def parse(self, words: Sequence[str], stored: Mapping[str, Any]) -> AgentOptions:
+        """Reads options from the words; see `rl_replicator.cli.trainables.Trainable`.
 
-        Args:
-          args: words of the command; `--pixels` among them asks for the options from pixels, and
-            `--preset NAME` for the values of a preset.
-
-        Raises:
-          ConfigError: if the agent does not learn from pixels.
+        `--preset` and `--pixels` determine the initial values of all others, and which there are.
         """
-        base: type[AgentOptions] = AgentOptions
-        config, presets = self.config, self.presets
-        if "--pixels" in args:
-            base, config, presets = PixelAgentOptions, self.config_type(pixels=True), {}
-        # A name that is not among the presets is refused when the options are parsed.
-        names, chosen = (_DEFAULT, *presets), arguments.pop(list(args), _PRESET)
-        preset = chosen[-1] if chosen and chosen[-1] in names else _DEFAULT
-        values = presets.get(preset, config())
-        options = dataclasses.make_dataclass(
-            f"{config.__name__}Options",
-            [
-                ("preset", Literal[names], dataclasses.field(default=preset)),
-                ("agent", config, dataclasses.field(default=values)),
-            ],
-            bases=(base,),
-            frozen=True,
-            kw_only=True,
-        )
-        options.__doc__ = config.__doc__
-        return options
+        from rl_replicator.cli import options, trainables
 
-    def alternatives(self) -> Mapping[str, type]:
-        """Returns the flags that change the options: flag -> dataclass of the options with it."""
-        if self.pixel_config is None:
-            return {}
-        return {"--pixels": self.options_type(["--pixels"])}
+        before = Kind(stored.get("preset", Kind.preset), stored.get("pixels", Kind.pixels))
+        kind, _ = options.parse_known(before, words)
+        trainables.check_kept(stored, dataclasses.asdict(kind))
+        default = self.options_from({"env": "", **stored, **dataclasses.asdict(kind)})
+        if "env" not in stored:
+            default = dataclasses.replace(default, env=tyro.MISSING)
+        command, text = f"rl-replicator train {self.name}", self.config.__doc__
+        return options.parse(type(default), command, words, default, text)
 
     def options_from(self, plain: Mapping[str, Any]) -> AgentOptions:
         """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
-        words = ["--pixels"] if plain.get("pixels") else []
-        if "preset" in plain:
-            words += [_PRESET, str(plain["preset"])]
-        kind = self.options_type(words)
-        agent = plain.get("agent", {})
-        if isinstance(agent, Mapping):
-            values: Any = next(f.default for f in dataclasses.fields(kind) if f.name == "agent")
-            plain = {**plain, "agent": _updated(values, agent)}
-        return from_plain(kind, plain, f"rl-replicator train {self.name}")
+        is_pixels = bool(plain.get("pixels"))
+        kind = self.config_type(is_pixels)
+        command = f"rl-replicator train {self.name}"
+        base = PixelAgentOptions if is_pixels else AgentOptions
+        options = from_plain(base, {**plain, "agent": {}}, command)
+        presets = {Kind.preset: kind(), **({} if is_pixels else self.presets)}
+        check_option(options.preset in presets, "preset", " or ".join(presets), options.preset)
+        changes = stored_part(plain, "agent", Mapping) if "agent" in plain else {}
+        values = as_stored(presets[options.preset], "agent.")
+        agent = from_plain(kind, _updated(values, changes), command, "agent.")
+        return dataclasses.replace(options, agent=agent)
 
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""

@@ -27,7 +27,7 @@ def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
       output: the file. Default: that of the command.
     """
     command = [sys.executable, "-m", "rl_replicator.cli.main", "video", str(run_dir)]
-    return command if output is None else [*command, "--output", str(output)]
+    return command if output is None else [*command, "--out", str(output)]
 
 
 def film_at_the_end(

@@ -16,8 +16,9 @@ import numpy as np
 from acme import specs
 
 import launchpad as lp
+from agents import config
 from agents.agent import Agent
-from agents.config import at_repeat, one_by_one
+from agents.config import one_by_one
 from agents.nodes.counter import Counter
 from agents.nodes.evaluation_figures import counted
 from agents.nodes.program_folder import program_folder
@@ -44,9 +45,8 @@ from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, plots, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.plain_data import as_stored
 from rl_replicator.runs.progress_line import clock
-from rl_replicator.runs.run_directory import AUTO, RunDirectory, choose, folder_name, settled
+from rl_replicator.runs.run_directory import AUTO, RunDirectory, adopted, choose, folder_name
 from rl_replicator.runs.statistics import number
 
 _LOG = logging.getLogger("agents")
@@ -97,7 +97,7 @@ def _train_in(
     listener: RunListener,
 ) -> int:
     asked = options
-    options = _as_of(run, options)
+    options = resolved(options, run)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     task = options.task
     agent = source.make_agent(options.agent, environment_spec)
@@ -158,28 +158,31 @@ def _train_in(
             prefilling.close()
 
 
-def _as_of(run: RunDirectory, options: AgentOptions) -> AgentOptions:
-    """Returns the options with the settings that are "auto" resolved, as the run has them."""
+def resolved(options: AgentOptions, run: RunDirectory) -> AgentOptions:
+    """Returns the options of a run with nothing left to "auto".
+
+    A run that is continued keeps what it began with. The rest is determined by the task and by this
+    machine.
+
+    Args:
+      options: the options as they were asked for.
+      run: the run, which need not have begun.
+    """
     stored: Mapping[str, Any] = {}
     if run.exists:
         stored = run.config()["identity"]
+    changes: dict[str, Any] = {}
     if isinstance(options, PixelAgentOptions):
-        frame = _with_renderer(options, stored.get("pixels", {}))
-        options = dataclasses.replace(options, frame=frame)
-    agent = at_repeat(settled(options.agent, stored.get("agent", {})), options.task.action_repeat)
-    agent = as_stored(agent, "agent.")
-    return dataclasses.replace(options, agent=agent)
+        frame = adopted(options.frame, stored.get("pixels", {}))
+        changes["frame"] = _with_renderer(options, frame)
+    repeat = options.task.action_repeat
+    changes["agent"] = config.resolved(options.agent, stored.get("agent", {}), repeat)
+    return dataclasses.replace(options, **changes)
 
 
-def _with_renderer(options: PixelAgentOptions, stored: Mapping[str, Any]) -> PixelConfig:
-    """Returns the frame with the renderer that the run began with, or that suits this machine.
-
-    Args:
-      options: the options as given to the command.
-      stored: the frame in the identity of the run; empty for a new run.
-    """
-    frame = settled(options.frame, stored)
-    if stored or frame.render != AUTO:
+def _with_renderer(options: PixelAgentOptions, frame: PixelConfig) -> PixelConfig:
+    """Returns the frame with the renderer that suits this machine, unless it names one."""
+    if frame.render != AUTO:
         return frame
     environment = options.task.make(seed=0)
     mode = environment.render_mode

@@ -4,12 +4,13 @@ A hook of mkdocs.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from rl_replicator.cli import main, printed, trainables
+from rl_replicator.cli import main, trainables
 
 PAGE = "reference/commands.md"
 
@@ -39,7 +40,7 @@ def subjects() -> Iterator[tuple[str, ...]]:
 
 def help_of(words: Sequence[str]) -> str:
     """Returns what a command prints for `--help`."""
-    with printed.by_this_thread("stdout") as text, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
         main.main([*words, "--help"])
     return text.getvalue()
 

@@ -20,14 +20,14 @@ class CompareOptions:
     """Directories of runs, or folders of runs."""
     figure: str | None = None
     """The evaluation figure to compare, such as top_1. Default: the score of the runs."""
-    output: Path = Path("comparison.png")
+    out: Path = Path("comparison.png")
     """The image of the curves, a PNG."""
 
     def __post_init__(self) -> None:
         if not self.run_dirs:
             raise UsageError("expected at least two RUN_DIRs, got none")
-        if self.output.suffix.lower() != ".png":
-            raise UsageError(f"--output: expected a name that ends in .png, got {self.output}")
+        if self.out.suffix.lower() != ".png":
+            raise UsageError(f"--out: expected a name that ends in .png, got {self.out}")
 
 
 def run(args: Sequence[str]) -> int:
@@ -51,8 +51,8 @@ def run(args: Sequence[str]) -> int:
     compared = comparison.configs(evaluations.read(chosen.run_dirs, chosen.figure))
     print(comparison.report(compared, comparison.pairs(compared)))
     try:
-        comparison.draw(compared, chosen.output)
+        comparison.draw(compared, chosen.out)
     except OSError as error:
-        raise cannot_write(f"cannot write the plot to {chosen.output}: {error}", error) from error
-    print(f"\n{chosen.output}")
+        raise cannot_write(f"cannot write the plot to {chosen.out}: {error}", error) from error
+    print(f"\n{chosen.out}")
     return 0

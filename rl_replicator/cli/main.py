@@ -14,11 +14,11 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rl_replicator.cli import lasting_streams, stderr_filter
+from rl_replicator.cli import streams
 from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
@@ -42,8 +42,8 @@ COMMANDS = {
 }
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
-# Commands that load TensorFlow.
-_NOISY = ("train", "eval", "export")
+# Commands that train go on when the disk of their output is full.
+_TRAINING = (["train"], ["sweep"], ["suite"])
 # Exit status after bad input, and the prefix of its line on stderr.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130
@@ -64,18 +64,25 @@ def main(argv: Sequence[str] | None = None) -> int:
       trains if the disk is full.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    lasting_streams.open_closed()
+    streams.open_closed()
     configure_libraries()
+    with streams.lasting() as out:
+        status = _status(args)
+    if out.full_disk is not None and args[:1] not in _TRAINING:
+        return _report(DiskError(f"cannot write to standard output: {out.full_disk}"))
+    return status
+
+
+def _status(args: list[str]) -> int:
+    """Runs one command; returns its exit status."""
     try:
-        with lasting_streams.installed():
-            try:
-                search_working_directory_last()
-                return _run(args)
-            except KeyboardInterrupt:
-                return _INTERRUPTED
-            except Exception as error:
-                return _report(error)
-    except DiskError as error:  # From flushing the last output.
+        search_working_directory_last()
+        return _run(args)
+    except SystemExit as end:  # Of tyro, once it has printed the help or what is wrong.
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:
         return _report(error)
 
 
@@ -151,14 +158,7 @@ def _run(args: list[str]) -> int:
     if name == "--version":
         print(_version())
         return 0
-    if name == "--print-completion":
-        from rl_replicator.cli import completion
-
-        print(completion.script(args[1] if len(args) > 1 else "", _commands()), end="")
-        return 0
     if name in COMMANDS:
-        if name in _NOISY:
-            stderr_filter.silence()
         return importlib.import_module(COMMANDS[name][0]).run(args[1:])
     registered = metadata.entry_points(group=COMMAND_GROUP)
     if name in registered.names:
@@ -176,14 +176,6 @@ def _with_home(word: str) -> str:
     """Returns `--option=~/path` with `~` expanded, which the shell does not do after `=`."""
     option, equals, value = word.partition("=")
     return f"{option}={os.path.expanduser(value)}" if equals and option[:2] == "--" else word
-
-
-def _commands() -> dict[str, Callable[[Sequence[str]], int]]:
-    """Imports all commands; returns the functions that run them, by name."""
-    modules = {name: importlib.import_module(module) for name, (module, _) in COMMANDS.items()}
-    for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name):
-        modules[entry.name] = entry.load()
-    return {name: module.run for name, module in modules.items()}
 
 
 def _usage_error(error: BaseException) -> BaseException | None:
@@ -224,8 +216,7 @@ def _help() -> str:
             *lines,
             "",
             "'rl-replicator COMMAND --help' shows a command's options, for example",
-            "'rl-replicator train d4pg --help'. 'rl-replicator --print-completion bash' (or zsh)",
-            "prints a script with which the shell completes commands and options.",
+            "'rl-replicator train d4pg --help'.",
         ]
     )
 

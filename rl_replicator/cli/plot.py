@@ -21,15 +21,15 @@ class PlotOptions:
     """Directories of runs, or folders of runs."""
     figure: str | None = None
     """The figure of the evaluations to plot, such as top_1. Default: the score of the runs."""
-    output: Path | None = None
+    out: Path | None = None
     """The image, a PNG. Default: evaluation.png, in the directory of a single run, otherwise in the
     working directory."""
 
     def __post_init__(self) -> None:
         if not self.run_dirs:
             raise UsageError("expected at least one RUN_DIR, got none")
-        if self.output is not None and self.output.suffix.lower() != ".png":
-            raise UsageError(f"--output: expected a name that ends in .png, got {self.output}")
+        if self.out is not None and self.out.suffix.lower() != ".png":
+            raise UsageError(f"--out: expected a name that ends in .png, got {self.out}")
 
 
 def run(args: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def run(args: Sequence[str]) -> int:
     from rl_replicator.runs.run_directory import RunDirectory
 
     runs = evaluations.read(chosen.run_dirs, chosen.figure)
-    output = chosen.output
+    output = chosen.out
     if output is None:
         paths = selection.expanded(chosen.run_dirs)
         output = RunDirectory(paths[0]).plot if len(paths) == 1 else Path("evaluation.png")

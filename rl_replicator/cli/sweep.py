@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_replicator.cli import lasting_streams, options, trainables
+from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import LENGTHS, folder_name
@@ -108,7 +108,6 @@ def run(args: Sequence[str]) -> int:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
     plan = _plan(chosen, theirs)
-    lasting_streams.outlive_full_disk()
     return command.run(plan)
 
 
@@ -124,25 +123,24 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     """
     trainable = trainables.load(chosen.name)
     parameters = search.parse_all(chosen.search)
-    kind = trainable.options_type(theirs)
-    _check_searchable(kind, parameters)
-    settings = _parsed(chosen.name, trainable, theirs)
+    settings = trainable.parse(theirs, {})
+    _check_searchable(type(settings), parameters)
     _check_not_given(theirs, parameters)
-    declared = options.declared_options(kind, _TRAIN)
-    if "--seed" not in declared and chosen.seeds > 1:
+    has_seed = _setting(settings, "seed") is not None
+    if not has_seed and chosen.seeds > 1:
         raise UsageError(
             f"--seeds: expected 1, because {chosen.name} has no option --seed, got {chosen.seeds}"
         )
-    seeds = tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,)
+    seeds = tuple(range(1, chosen.seeds + 1)) if has_seed else (None,)
     run_dir = chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name)
     given = {word.partition("=")[0] for word in theirs}
-    quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
-    arguments = _arguments(kind, theirs, parameters)
+    quiet = ["--no-video"] if hasattr(settings, "video") and "--video" not in given else []
+    arguments = _arguments(theirs, parameters)
     own = [*quiet, *command.own_words(seeds[0], run_dir)]
     # A run must accept the example values of every search, one at a time.
     for one in parameters:
         tried = [arguments.words([(one, value)], own) for value in one.space.examples()]
-        values = [_setting(_parsed(chosen.name, trainable, words), one.option) for words in tried]
+        values = [_setting(trainable.parse(words, {}), one.option) for words in tried]
         if chosen.scheduler == "pbt":
             _check_changeable(trainable, one, values)
     return command.SweepPlan(
@@ -165,12 +163,6 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
         retry_failed=chosen.retry_failed,
         run_dir=run_dir,
-    )
-
-
-def _parsed(name: str, trainable: trainables.Trainable, words: Sequence[str]) -> Any:
-    return options.parse(
-        trainable.options_type(words), f"{_TRAIN} {name}", words, trainable.alternatives()
     )
 
 
@@ -209,17 +201,9 @@ def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> N
             )
 
 
-def _arguments(
-    kind: type, words: Sequence[str], parameters: Sequence[Parameter]
-) -> command.Arguments:
-    """Splits the options of the runs where searched options may be inserted."""
-    parts = options.divide_at_members(kind, _TRAIN, words)
-    members = [part[0] for part in parts[1:]]
-    places = dict.fromkeys((one.option for one in parameters), 0)  # Also for unknown options.
-    for index in range(1, len(parts)):
-        declared = options.declared_options(kind, _TRAIN, members[:index])
-        places |= {option: index for option in places if f"--{option}" in declared}
-    return command.Arguments(tuple(map(tuple, parts)), places)
+def _arguments(words: Sequence[str], parameters: Sequence[Parameter]) -> command.Arguments:
+    """Returns the options of the runs, with the places of those that are searched."""
+    return command.Arguments((tuple(words),), {one.option: 0 for one in parameters})
 
 
 def _check_changeable(

@@ -1,15 +1,16 @@
 """`rl-replicator train NAME [options]`, and the same from Python."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.cli import arguments, lasting_streams, options, trainables
+from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
@@ -46,28 +47,25 @@ def run(args: Sequence[str]) -> int:
         return 0
     words = list(args)
     name = None if words[0].startswith("-") else words.pop(0)
-    file = _take(words, "--config")
-    run_dir = _find(words, "--run-dir")
-    stored = _stored(name, file, run_dir)
+    source, words = options.parse_known(Source(), words)
+    stored = _stored(name, source.config, source.run_dir)
     if stored is None:
-        if name is None:
-            raise UsageError(
-                f"expected something to train ({', '.join(trainables.names())}), --run-dir or "
-                f"--config after '{_COMMAND}', got {words[0]!r}"
-            )
-        stored = Stored(name, {})
-    if file is not None:
-        stored = dataclasses.replace(stored, options=_with_kind(stored, words))
+        raise UsageError(
+            f"expected something to train ({', '.join(trainables.names())}), --run-dir or "
+            f"--config after '{_COMMAND}', got {words[0]!r}"
+        )
     trainable = trainables.load(stored.trainable)
-    command = f"{_COMMAND} {stored.trainable}"
-    default: Any = None
-    if stored.options:
-        default = _options(trainable, stored.options, stored.place)
-        _check_kind(_kind(words), default)
-    kind = trainable.options_type(words) if default is None else type(default)
-    chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
-    lasting_streams.outlive_full_disk()
+    with _naming(stored.place):
+        chosen = trainable.parse(words, stored.options)
     return trainable.train(chosen) or 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where settings come from, besides the command line."""
+
+    config: Path | None = None
+    run_dir: Path | None = None
 
 
 def train(
@@ -108,22 +106,16 @@ def train(
         in whose node this was called. The run is saved.
     """
     path = None if run_dir is None else Path(os.path.expanduser(run_dir))
-    file = None if config is None else os.path.expanduser(os.fspath(config))
+    file = None if config is None else Path(os.path.expanduser(config))
     stored = _stored(name, file, path)
     if stored is None:
-        if name is None:
-            raise UsageError("expected name, run_dir of an existing run, or config, got none")
-        stored = Stored(name, {})
-    given = _with_home(to_plain(settings) | ({} if path is None else {"run_dir": str(path)}))
-    plain = _merged(stored.options, given)
+        raise UsageError("expected name, run_dir of an existing run, or config, got none")
     trainable = trainables.load(stored.trainable)
-    if stored.is_run:
-        _check_kind(given, _options(trainable, stored.options, stored.place))
+    given = _with_home(to_plain(settings))
+    trainables.check_kept(stored.options, given)
     evaluations = Evaluations(on_evaluation)
-    places = [stored.place] if stored.place else []
-    if settings:
-        places.append("the arguments")
-    chosen = _options(trainable, plain, " and ".join(places))
+    with _naming(" and ".join(filter(None, (stored.place, "the arguments" if settings else "")))):
+        chosen = trainable.options_from(_merged(stored.options, given))
     status = trainable.train(chosen, evaluations) or 0
     if status:
         raise KeyboardInterrupt
@@ -139,29 +131,31 @@ class Stored:
       trainable: name of what is trained.
       options: its options as plain data; missing ones have their defaults.
       place: the run's directory or the file; empty if there is neither.
-      is_run: whether a run has written them, so that no setting is missing.
     """
 
     trainable: str
     options: Mapping[str, Any]
     place: str = ""
-    is_run: bool = False
 
 
-def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored | None:
-    """Returns the settings to start from: those of a file, or of an existing run, or None.
+def _stored(name: str | None, file: Path | None, run_dir: Path | None) -> Stored | None:
+    """Returns the settings to start from: those of a file, or of a run, or those of `name` alone.
+
+    None if there are none of these.
 
     Raises:
       UsageError: if there is no such file or run, or it trains something other than `name`.
     """
+    # The run may have been moved since, and a stored `resume` must not apply again.
+    fixed = {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
     if file is not None:
-        found, place = _read(Path(file)), file
+        found, place = _read(file), str(file)
     elif run_dir is not None and (RunDirectory(run_dir).exists or name is None):
         run = RunDirectory(run_dir)
         run.check_single()
         found, place = run.config(), str(run_dir)
     else:
-        return None
+        return None if name is None else Stored(name, fixed)
     trainable = found.get("trainable", name)
     if not isinstance(trainable, str):
         raise UsageError(f"expected 'trainable', the name of what to train, in {place}, got none")
@@ -170,25 +164,14 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
             f"expected the settings of {name} in {place}, got those of {trainable}; leave {name} "
             f"out, or choose another {'--run-dir' if file is None else '--config'}"
         )
-    plain = dict(found.get("options", {}))
-    # The run may have been moved since, and a stored `resume` must not apply again.
-    plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
-    return Stored(trainable, plain, place, is_run="identity" in found)
+    return Stored(trainable, {**found.get("options", {}), **fixed}, place)
 
 
-def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: str) -> Any:
-    """Rebuilds options; an error names their source.
-
-    Args:
-      trainable: what is to be trained.
-      plain: its options as plain data.
-      place: their source; empty to leave it out of the error.
-
-    Raises:
-      UsageError: if an option is unknown, missing, or of another type or value.
-    """
+@contextlib.contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Names the source of the options in errors, if they have one."""
     try:
-        return trainable.options_from(plain)
+        yield
     except UsageError as error:
         if not place:
             raise
@@ -229,75 +212,6 @@ def _with_home(plain: Any) -> Any:
     if isinstance(plain, list):
         return [_with_home(value) for value in plain]
     return os.path.expanduser(plain) if isinstance(plain, str) else plain
-
-
-def _kind(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset and the kind of observations that the words set, by option name."""
-    chosen: dict[str, Any] = {}
-    preset = _take(list(words), "--preset")
-    if preset is not None:
-        chosen["preset"] = preset
-    for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
-        if word in words:
-            chosen["pixels"] = is_wanted
-    return chosen
-
-
-def _with_kind(stored: Stored, words: Sequence[str]) -> dict[str, Any]:
-    """Returns a file's options with the observations, preset and environment that the words set.
-
-    The first two determine which other options exist, and their defaults, so they are applied
-    before all others. They are not applied to the file of a run, which has all options already. A
-    file may lack an environment, which has no default.
-    """
-    env = _take(list(words), "--env")
-    chosen = {} if env is None else {"env": env}
-    return {**stored.options, **chosen, **({} if stored.is_run else _kind(words))}
-
-
-def _check_kind(wanted: Mapping[str, Any], default: Any) -> None:
-    """Refuses to change the preset of stored settings, or what their run observes.
-
-    All other settings are stored as well, so they would remain those of the old preset or
-    observations.
-
-    Args:
-      wanted: options by name.
-      default: the stored options.
-
-    Raises:
-      UsageError: if `wanted` has another preset, or other observations.
-    """
-    preset, pixels = wanted.get("preset"), wanted.get("pixels")
-    if preset is not None and preset != getattr(default, "preset", preset):
-        raise UsageError(
-            f"expected the preset of the stored settings, {default.preset}, got {preset}; leave "
-            "--preset out, or start without these settings"
-        )
-    if pixels is not None and pixels != getattr(default, "pixels", pixels):
-        raise UsageError(
-            "expected the observations of the stored run, got "
-            f"{'--pixels' if pixels else '--no-pixels'}; leave it out, or start without its "
-            "settings"
-        )
-
-
-def _find(words: Sequence[str], option: str) -> Path | None:
-    """Returns the value of an option among the words; None if it is not there."""
-    value = _take(list(words), option)
-    return None if value is None else Path(value)
-
-
-def _take(words: list[str], option: str) -> str | None:
-    """Removes an option from the words and returns its last value; None if it is not there.
-
-    Raises:
-      UsageError: if it has no value.
-    """
-    values = arguments.pop(words, option)
-    if None in values:
-        raise UsageError(f"expected a value after {option}, got nothing; add it")
-    return values[-1] if values else None
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,13 @@ GROUP = "rl_replicator.trainables"
 class Trainable(Protocol):
     """Something that `rl-replicator train` trains."""
 
-    def options_type(self, args: Sequence[str]) -> type:
-        """Returns the frozen dataclass of its options, which may depend on a flag in `args`."""
+    def parse(self, words: Sequence[str], stored: Mapping[str, Any]) -> Any:
+        """Reads options from the words of a command; a bad one ends it with a message.
 
-    def alternatives(self) -> Mapping[str, type]:
-        """Returns the flags that change the options: flag -> dataclass of the options with it."""
+        Args:
+          words: the words after the name of what is trained.
+          stored: options by name that a run or a file has stored, without those in `words`.
+        """
 
     def options_from(self, plain: Mapping[str, Any]) -> Any:
         """Rebuilds options from plain data.
@@ -33,7 +35,7 @@ class Trainable(Protocol):
             their defaults.
 
         Returns:
-          An instance of the dataclass of the options.
+          A frozen dataclass.
 
         Raises:
           UsageError: if an option is unknown, missing, or of another type.
@@ -52,7 +54,7 @@ class Trainable(Protocol):
         """Trains, and returns the exit status (None is 0).
 
         Args:
-          options: an instance of the dataclass of the options.
+          options: what `parse` or `options_from` has returned.
           listener: is notified of the run and its evaluations.
         """
 
@@ -67,6 +69,28 @@ class Trainable(Protocol):
         Its arguments are the directory of the run and, by name, the fields of
         `evaluation_options_type`. It returns the exit status (None is 0).
         """
+
+
+def check_kept(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses another preset or other observations than those of stored settings.
+
+    All other settings are stored as well, so they would remain those of the old preset or
+    observations.
+
+    Args:
+      stored: options by name.
+      given: options by name that replace them.
+
+    Raises:
+      UsageError: if `given` changes one of the two.
+    """
+    for name in ("preset", "pixels"):
+        value = given.get(name)
+        if value is not None and stored.get(name, value) != value:
+            raise UsageError(
+                f"--{name}: expected that of the stored settings, {stored[name]}, got {value}; "
+                "leave it out, or start without these settings"
+            )
 
 
 def names() -> list[str]:

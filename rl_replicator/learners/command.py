@@ -21,7 +21,7 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
-from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
+from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import (
     LENGTHS,
@@ -74,35 +74,32 @@ class LearnerCommand:
     config_type: type
     make_learner: "Callable[[Replicator, Any], Learner]"
 
-    def options_type(self, args: Sequence[str] = ()) -> type:
-        """Returns a dataclass with the fields of `RunOptions` and of the config.
+    def parse(self, words: Sequence[str], stored: Mapping[str, Any]) -> RunOptions:
+        """Reads options from the words; see `rl_replicator.cli.trainables.Trainable`."""
+        import tyro
 
-        Args:
-          args: ignored; the options of a learner do not depend on the command line.
+        return tyro.cli(
+            RunOptions,
+            prog=f"rl-replicator train {self.name}",
+            args=words,
+            default=self.options_from(stored),
+            description=self.config_type.__doc__,
+        )
+
+    def options_from(self, plain: Mapping[str, Any]) -> RunOptions:
+        """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`.
 
         Raises:
           ConfigError: if a field of the config has no default, or the name of a field of
             `RunOptions`.
         """
-        del args
-        import tyro
-
         _check_fields(self.config_type)
-        kind: Any = self.config_type
-        config: Any = typing.Annotated[kind, tyro.conf.arg(name="")]
-        default: Any = dataclasses.field(default_factory=self.config_type)
-        options = dataclasses.make_dataclass(
-            f"{self.config_type.__name__}Options",
-            [("config", config, default)],
-            bases=(RunOptions,),
-            frozen=True,
-        )
-        options.__doc__ = self.config_type.__doc__
-        return options
-
-    def alternatives(self) -> Mapping[str, type]:
-        """Returns no flags, because none changes the options."""
-        return {}
+        own = {field.name for field in dataclasses.fields(RunOptions)} - {"config"}
+        config = {name: value for name, value in plain.items() if name not in own}
+        run = {name: value for name, value in plain.items() if name in own}
+        command = f"rl-replicator train {self.name}"
+        made = from_plain(self.config_type, config, command)
+        return dataclasses.replace(from_plain(RunOptions, run, command), config=made)
 
     @property
     def evaluation_options_type(self) -> type:
@@ -132,15 +129,6 @@ class LearnerCommand:
         made.__doc__ = options_type.__doc__
         return made
 
-    def options_from(self, plain: Mapping[str, Any]) -> Any:
-        """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
-        own = {field.name for field in dataclasses.fields(RunOptions)}
-        config = {name: value for name, value in plain.items() if name not in own}
-        run = {name: value for name, value in plain.items() if name in own}
-        command = f"rl-replicator train {self.name}"
-        made = from_plain(self.config_type, config, command, beside=own)
-        return from_plain(self.options_type(), {**run, "config": made}, command)
-
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""
         own = {field.name for field in dataclasses.fields(RunOptions)}
@@ -150,7 +138,7 @@ class LearnerCommand:
         """Trains with a progress line, and prints the last evaluation.
 
         Args:
-          options: an instance of `options_type()`.
+          options: what `parse` has returned.
           listener: is notified of the run and, in the chief's process, of its evaluations.
 
         Returns:
@@ -173,7 +161,7 @@ class LearnerCommand:
         from rl_replicator.learners.training import Training, is_finished
 
         stored = run.config()["identity"].get("config", {}) if run.exists else {}
-        config = as_stored(settled(options.config, stored))
+        config = settled(options.config, stored)
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
@@ -199,8 +187,8 @@ class LearnerCommand:
                     events.record(run.path, events.RUN, events.FINISHED)
                 return 0
             # As requested; the identity has the values that were determined on this machine.
-            settings = to_plain(options) | to_plain(options.config)
-            settings.pop("config")
+            settings = to_plain(options)
+            settings |= settings.pop("config")
             score = _score(learner)
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             if score is not None:
@@ -353,7 +341,7 @@ def of_module(name: str) -> Any:
             "PYTHONPATH"
         ) from None
     function = getattr(module, attribute, None)
-    if hasattr(function, "options_type"):
+    if hasattr(function, "options_from"):
         return function  # It is already a command, such as that of an agent.
     if not callable(function):
         # Neither built-in modules nor namespace packages have a file.
@@ -373,12 +361,12 @@ def of_module(name: str) -> Any:
 
 def _check_fields(config_type: type) -> None:
     # The options have these names beside the fields of the config, which itself is named `config`.
-    taken = {"config", *(field.name for field in dataclasses.fields(RunOptions))}
+    taken = {field.name for field in dataclasses.fields(RunOptions)}
     for field in dataclasses.fields(config_type):
         if field.name in taken:
             raise ConfigError(
-                f"expected {config_type.__name__} to have no field 'config', and none of "
-                f"RunOptions, got {field.name!r}; rename it"
+                f"expected {config_type.__name__} to have no field of RunOptions, got "
+                f"{field.name!r}; rename it"
             )
         if dataclasses.MISSING is field.default is field.default_factory:
             raise ConfigError(

@@ -2,6 +2,9 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
 
 from rl_replicator.errors import check_option
 from rl_replicator.runs.profiler import parse_span
@@ -34,6 +37,8 @@ class RunOptions:
     """Make runs bitwise reproducible, which is slower."""
     profile_steps: str | None = None
     """Steps to profile for TensorBoard, START:END."""
+    config: Annotated[Any, tyro.conf.arg(name="")] = None
+    """Settings of the learner: a dataclass of its own."""
 
     def __post_init__(self) -> None:
         for name in ("steps_per_call", "keep_checkpoints"):

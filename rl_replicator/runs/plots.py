@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
-from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score, rows_that_count
 
 _LOG = logging.getLogger("rl_replicator")
@@ -278,15 +277,10 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       config: the config from `RunDirectory.config`.
     """
-    settings = _flat(config["identity"])
-    options = config.get("options", {})
+    identity, options = config["identity"], config.get("options", {})
+    asked = {"agent": options.get("agent"), "pixels": options.get("frame")}
+    settings = _flat({**identity, **{name: one for name, one in asked.items() if one}})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
-    repeat, discount = settings.get("pixels.action_repeat"), settings.get("agent.discount")
-    if repeat is not None:
-        if isinstance(discount, float) and math.isclose(discount, DISCOUNT_OF_STEP**repeat):
-            settings["agent.discount"] = AUTO
-        if options.get("frame", {}).get("action_repeat", repeat) is None:
-            del settings["pixels.action_repeat"]
     return {name: _one_spelling(value) for name, value in settings.items() if name not in _SEEDS}
 
 

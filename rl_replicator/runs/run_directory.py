@@ -25,14 +25,10 @@ from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError, cannot_write
-from rl_replicator.runs.plain_data import from_plain, to_plain
+from rl_replicator.runs.plain_data import as_stored, to_plain
 
 # The value of a setting that is determined at the start of a run.
 AUTO = "auto"
-# For runs from pixels, the discount "auto" is this discount per step of the simulator, to the power
-# of the action repeat.
-DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
-
 # The files above.
 NAMES = (
     *("config.json", "metrics", "tensorboard", "checkpoints", "best"),
@@ -378,27 +374,33 @@ def _differences(
             yield f"{prefix}{key}", a, b
 
 
-def settled(config: Any, stored: Mapping[str, Any]) -> Any:
-    """Replaces settings that are "auto" with those of the run or, for a new run, of this machine.
+def adopted(config: Any, stored: Mapping[str, Any]) -> Any:
+    """Returns a config with the values of its run in place of those that are "auto".
 
     Args:
-      config: a config dataclass. Its method `on_this_machine`, if there is one, returns it with
-        all settings determined.
-      stored: the config in the identity of the run; empty for a new run.
+      config: a config dataclass. Settings within its dataclasses keep their values.
+      stored: its part of the identity of the run, as plain data; empty for a new run.
+    """
+    names = [field.name for field in dataclasses.fields(config) if field.init]
+    open_ones = [name for name in names if getattr(config, name) == AUTO and name in stored]
+    return dataclasses.replace(config, **{name: stored[name] for name in open_ones})
 
-    Returns:
-      A config of the same class.
+
+def settled(config: Any, stored: Mapping[str, Any]) -> Any:
+    """Returns the config of a learner's run, with nothing left to "auto".
+
+    Args:
+      config: a config dataclass, as it was asked for. Its method `on_this_machine`, if there is
+        one, replaces settings that are still "auto".
+      stored: see `adopted`.
 
     Raises:
-      UsageError: if `stored` is anything but settings by name.
+      ConfigError: if it could not be restored from the directory of its run.
     """
-    if not isinstance(stored, Mapping):
-        raise UsageError(f"expected the settings of a run by name, got {stored!r}")
-    plain = to_plain(config)
-    adopted = _adopted(plain, stored)
-    if adopted != plain:
-        config = from_plain(type(config), adopted)
-    return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+    config = adopted(config, stored)
+    if hasattr(config, "on_this_machine"):
+        config = config.on_this_machine()
+    return as_stored(config)
 
 
 def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -407,24 +409,14 @@ def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       config: the config from `RunDirectory.config`.
     """
-    identity = config["identity"]
-    of_learner = identity.get("config")
-    decided = {**identity, "frame": identity.get("pixels")}
-    if isinstance(of_learner, dict):  # These settings are not a group of the options.
-        decided |= of_learner
-    return _adopted(config.get("options", {}), decided)
-
-
-def _adopted(plain: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with the stored values in place of those that are "auto"."""
-    adopted = {}
-    for name, value in plain.items():
-        there = stored.get(name, AUTO)
-        if isinstance(value, dict) and isinstance(there, dict):
-            adopted[name] = _adopted(value, there)
-        else:
-            adopted[name] = there if value == AUTO else value
-    return adopted
+    identity, options = config["identity"], config.get("options", {})
+    # The settings of a learner are not a group of its options.
+    decided = {"agent": identity.get("agent"), "frame": identity.get("pixels")}
+    decided |= identity.get("config", {})
+    return {
+        name: value if decided.get(name) is None else decided[name]
+        for name, value in options.items()
+    }
 
 
 def folder_name(text: str) -> str:

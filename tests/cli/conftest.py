@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_replicator.cli import main, stderr_filter
+from rl_replicator.cli import main
 
 ROOT = Path(__file__).parents[2]
 # The tests of other packages may have set these.
@@ -64,7 +64,6 @@ def call(site, monkeypatch, tmp_path, capsys):
     """Like `command`, but in this process: a new interpreter costs half a second of CPU time."""
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
 
     def run(*words):
         try:

@@ -153,7 +153,7 @@ def test_command_draws(command, make_run, tmp_path):
     assert shape == (600, 960, 3)
     assert line > 500
     other = make_run("b", [(step, value * 0.4) for step, value in rows], seed=2)
-    done = command("plot", single, other, "--output", "deep/both.png")
+    done = command("plot", single, other, "--out", "deep/both.png")
     assert (done.returncode, done.stdout, done.stderr) == (0, "deep/both.png\n", "")
     band, _ = _colours(tmp_path / "deep" / "both.png")
     assert band > 300
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_the_image_of_before(make_run, tmp_path, monkeypatch)
 
     for n_step in (1, 3):
         make_run(f"runs/{n_step}", [(0, 1), (100, 7)], agent={"n_step": n_step})
-    before, words = tmp_path / "before.png", [str(tmp_path / "runs"), "--output"]
+    before, words = tmp_path / "before.png", [str(tmp_path / "runs"), "--out"]
     before.write_text("before")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     for command in (plot, compare):

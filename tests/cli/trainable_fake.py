@@ -9,6 +9,7 @@ from typing import Literal
 
 import environments
 from agents.runs.options import EvaluationOptions
+from rl_replicator.cli import options
 from rl_replicator.errors import ConfigError
 
 
@@ -51,8 +52,9 @@ class FakeOptions:
 class Fake:
     """Implements `rl_replicator.cli.trainables.Trainable`."""
 
-    def options_type(self, args):
-        return FakeOptions
+    def parse(self, words, stored):
+        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
+        return options.parse(FakeOptions, "rl-replicator train fake", [*words, *place])
 
     def train(self, options):
         if options.env == "crash":
@@ -78,9 +80,6 @@ class Fake:
         )
         print(f"trained {options.env} {options.steps} {options.resume} {options.agent}")
         return None
-
-    def alternatives(self):
-        return {}
 
     evaluation_options_type = EvaluationOptions
 

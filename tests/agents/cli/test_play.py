@@ -98,7 +98,7 @@ def by_hand(weights, episodes):
 
 def test_an_exported_policy_is_filmed(folder, capsys):
     path, weights = folder
-    assert play.run([str(path), "--seed", "7", "--episodes", "2", "--output", "a.gif"]) == 0
+    assert play.run([str(path), "--seed", "7", "--episodes", "2", "--out", "a.gif"]) == 0
     *returns, last = capsys.readouterr().out.splitlines()
     expected = by_hand(weights, 2)
     assert returns == [f"return {number(value)} ({ENV})" for value in expected]
@@ -118,7 +118,7 @@ def test_a_film_keeps_no_frames(folder, monkeypatch):
         return frame
 
     monkeypatch.setattr(flat.Environment, "render", render)
-    assert play.run([str(path), "--episodes", "4", "--output", "a.mp4"]) == 0
+    assert play.run([str(path), "--episodes", "4", "--out", "a.mp4"]) == 0
     assert len(frames) == 28 and max(alive) <= 2
     assert sum(1 for _ in iio.imiter("a.mp4", plugin="FFMPEG")) == 28
 
@@ -127,7 +127,7 @@ def test_a_film_of_an_environment_that_fails_blames_no_disk(folder, monkeypatch)
     path, _ = folder
     monkeypatch.setattr(flat.Environment, "render", lambda *_: int("no number"))
     with pytest.raises(ValueError, match="no number"):
-        play.run([str(path), "--output", "a.mp4"])
+        play.run([str(path), "--out", "a.mp4"])
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
@@ -137,13 +137,13 @@ def test_a_film_takes_frames_of_its_size_alone(folder, name, output):
     path, _ = folder
     name = f"tests.environments.faulty:{name}"
     with pytest.raises(environments.EnvironmentDataError, match=r"expected uint8 \[240, 320, 3\]"):
-        play.run([str(path), "--env", name, "--output", output])
+        play.run([str(path), "--env", name, "--out", output])
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
 def test_a_window_without_tkinter_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian's Python comes without it.
-    with pytest.raises(UsageError, match=r"expected Python's tkinter .*--output"):
+    with pytest.raises(UsageError, match=r"expected Python's tkinter .*--out"):
         playing.Window("a task")
 
 
@@ -160,7 +160,7 @@ def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
     assert play.run([str(path)]) == 0
     assert capsys.readouterr().out.endswith("video play.mp4\n")
     monkeypatch.setenv("DISPLAY", ":4711")
-    with pytest.raises(UsageError, match=r"expected (a display|Python's tkinter) .*--output"):
+    with pytest.raises(UsageError, match=r"expected (a display|Python's tkinter) .*--out"):
         play.run([str(path)])
 
 
@@ -173,7 +173,7 @@ def test_another_environment_must_fit(folder, tmp_path):
     with pytest.raises(UsageError, match=r"expected a path that .* of 300 characters"):
         play.run(["a" * 300])
     with pytest.raises(UsageError, match=r"a file named .mp4 or .gif, got a.avi"):
-        play.run([str(path), "--output", "a.avi"])
+        play.run([str(path), "--out", "a.avi"])
     with pytest.raises(UsageError, match=r"--episodes: expected at least 1, got 0"):
         play.run([str(path), "--episodes", "0"])
 

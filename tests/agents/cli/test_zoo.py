@@ -38,7 +38,7 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     # The run and what was exported from it play the same episodes.
     returns = []
     for path in (run, tmp_path / "zoo" / name):
-        words = [str(path), "--seed", "3", "--episodes", "2", "--output", "film.gif"]
+        words = [str(path), "--seed", "3", "--episodes", "2", "--out", "film.gif"]
         assert play.run(words) == 0
         returns.append([float(x) for x in re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))])
     assert returns[0] == pytest.approx(returns[1], abs=0.11) and len(returns[0]) == 2
@@ -53,7 +53,7 @@ def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
     config["options"]["evaluation"] = {"max_episode_steps": 2}
     (run / "config.json").write_text(json.dumps(config))
     assert d4pg.command.evaluate(run, episodes=1, seed=3) == 0
-    assert play.run([str(run), "--seed", "3", "--output", "film.gif"]) == 0
+    assert play.run([str(run), "--seed", "3", "--out", "film.gif"]) == 0
     assert zoo.run([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
     evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))
     assert evaluated == played == measured

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from acme import specs
 
-from agents.config import at_repeat
+from agents.config import resolved
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
 from rl_replicator.errors import ConfigError
@@ -36,12 +36,12 @@ def test_bad_settings_are_named(setting, option):
 
 def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
     open_config = PixelD4PGConfig()
-    found = {repeat: at_repeat(open_config, repeat).discount for repeat in (1, 2, 4, 8)}
+    found = {repeat: resolved(open_config, {}, repeat).discount for repeat in (1, 2, 4, 8)}
     assert found[8] == pytest.approx(0.97, abs=1e-12)
     for repeat, discount in found.items():
         assert discount == pytest.approx(found[1] ** repeat, abs=1e-12)
-    assert at_repeat(PixelD4PGConfig(discount=0.9), 4).discount == 0.9
-    assert at_repeat(D4PGConfig(), 4) == D4PGConfig()
+    assert resolved(PixelD4PGConfig(discount=0.9), {}, 4).discount == 0.9
+    assert resolved(D4PGConfig(), {}, 4) == D4PGConfig()
     frames = specs.BoundedArray((64, 64, 3), np.uint8, 0, 255)
     spec = specs.EnvironmentSpec(
         observations=frames,
@@ -49,7 +49,7 @@ def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
         rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
         discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
     )
-    assert D4PG(at_repeat(open_config, 8), spec).discount == found[8]
+    assert D4PG(resolved(open_config, {}, 8), spec).discount == found[8]
     with pytest.raises(ConfigError, match='expected a number, got "auto", which a run replaces'):
         D4PG(open_config, spec)
 

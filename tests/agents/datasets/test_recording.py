@@ -19,7 +19,6 @@ from agents.learning.weights import WeightsPart
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
-from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
@@ -32,7 +31,6 @@ TARGET = "environments.fakes:target"
 def minari_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     # It would filter stderr's file descriptor beyond the end of the test.
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
 
 
 @pytest.fixture

@@ -171,13 +171,6 @@ def exported(tmp_path_factory):
     return root
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _keep_stderr():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main.stderr_filter, "silence", lambda: None)
-        yield
-
-
 @pytest.mark.parametrize(
     ("kinds", "allowed"), [("numpy,onnx", []), ("savedmodel,tflite", ["tensorflow"])]
 )

@@ -55,7 +55,6 @@ def run_dir(trained, tmp_path):
 @pytest.fixture(autouse=True)
 def keep_stderr(monkeypatch):
     """Keeps the command from filtering stderr's file descriptor beyond the end of the test."""
-    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
 
 
 def command(capsys, *words):

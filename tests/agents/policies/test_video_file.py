@@ -40,7 +40,7 @@ def test_a_folder_in_the_place_of_a_film_is_refused_before_the_first_frame(tmp_p
 
 
 def test_a_folder_that_comes_while_the_film_is_made_is_named(tmp_path):
-    message = "--output: cannot write to .*: .*Is a directory"
+    message = "--out: cannot write to .*: .*Is a directory"
     with pytest.raises(UsageError, match=message), video_file.film(tmp_path / "film.gif") as add:
         _add(add, 1)
         (tmp_path / "film.gif").mkdir()

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from agents.config import at_repeat
+from agents.config import resolved
 from agents.reports import reading
 from rl_replicator.cli import trainables
 from rl_replicator.runs import events
@@ -165,11 +165,11 @@ def make_pixel_run(tmp_path):
     def make(name, env, repeat=None, **agent):
         plain = {"env": env, "pixels": True, "frame": {"action_repeat": repeat}, "agent": agent}
         options = trainables.load("d4pg").options_from(plain)
-        repeated = at_repeat(options.agent, options.task.action_repeat)
-        options = dataclasses.replace(options, agent=repeated)
+        found = resolved(options.agent, {}, options.task.action_repeat)
+        identity = dataclasses.replace(options, agent=found).identity
         run = RunDirectory(tmp_path / name)
         run.path.mkdir()
-        run.describe("d4pg", options.identity, options.plain(), options.score.plain())
+        run.describe("d4pg", identity, options.plain(), options.score.plain())
         writer = MetricWriter(run.path, "environment_steps")
         writer.write("evaluator", 100, {"episode_return": 1.0})
         writer.close()

@@ -119,7 +119,7 @@ def test_the_option_and_the_command(tmp_path):
     with pytest.raises(ConfigError, match="--video-every: expected at least 1, got 0"):
         AgentOptions(env="a:b", agent=None, video_every=0)
     words = video_command(tmp_path, tmp_path / "a.mp4")
-    assert words[3:] == ["video", str(tmp_path), "--output", str(tmp_path / "a.mp4")]
+    assert words[3:] == ["video", str(tmp_path), "--out", str(tmp_path / "a.mp4")]
 
 
 REFUSE = "import sys; sys.exit(print('rl-replicator: error: no pygame', file=sys.stderr) or 2)"

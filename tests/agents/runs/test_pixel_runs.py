@@ -17,10 +17,10 @@ from agents.runs import bottleneck, training
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
-from rl_replicator.cli import stderr_filter, train
+from rl_replicator.cli import train
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import DISCOUNT_OF_STEP, RunDirectory, options_used
+from rl_replicator.runs.run_directory import RunDirectory, options_used
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -111,24 +111,23 @@ def test_steps_are_those_of_the_simulator(tmp_path):
 def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
     run, frame = RunDirectory(tmp_path / "run"), PixelConfig(24, 24)
     asked = options(run.path, env="cartpole:balance", frame=frame)
-    mode = training._as_of(run, asked).frame.render
+    mode = training.resolved(asked, run).frame.render
     assert mode == rendering.resolve("auto")
-    assert training._as_of(run, options(run.path)).frame == FRAME, "it draws itself"
-    for stored in ("exact", "fast", "auto"):
+    assert training.resolved(options(run.path), run).frame == FRAME, "it draws itself"
+    for stored in ("exact", "fast"):
         frame = dataclasses.replace(frame, render=stored)
         (tmp_path / stored).mkdir()
         run = RunDirectory(tmp_path / stored)
         run.describe("d4pg", dataclasses.replace(asked, frame=frame).identity, {})
-        assert training._as_of(run, asked).frame == frame
+        assert training.resolved(asked, run).frame == frame
     other = dataclasses.replace(frame, render="exact")
-    with pytest.raises(UsageError, match=r"pixels\.render was 'auto' and is now 'exact'"):
+    with pytest.raises(UsageError, match=r"pixels\.render was 'fast' and is now 'exact'"):
         d4pg.command.train(options(run.path, env="cartpole:balance", frame=other))
 
 
 def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, monkeypatch):
     """Its discount of an action and its renderer follow from its own task and machine."""
     monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
     agent = dataclasses.replace(SMALL, discount="auto", precision="auto")
     asked = options(first.path, env="cartpole:balance", frame=PixelConfig(24, 24), agent=agent)
@@ -158,22 +157,14 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
         return other.config()["identity"]
 
     # Walker repeats actions twice, cartpole eight times.
-    assert identity("--env", "walker:walk")["agent"]["discount"] == DISCOUNT_OF_STEP**2
-    assert identity("--frame.action-repeat", "4")["agent"]["discount"] == DISCOUNT_OF_STEP**4
+    assert identity("--env", "walker:walk")["agent"]["discount"] == pytest.approx(0.97 ** (2 / 8))
+    assert identity("--frame.action-repeat", "4")["agent"]["discount"] == pytest.approx(
+        0.97 ** (4 / 8)
+    )
     train.run(["--run-dir", str(first.path), "--steps", "1700"])
     after = first.config()
     assert after["identity"] == before["identity"]
     assert after["options"] == before["options"] | {"steps": 1700}
-
-    # Earlier versions stored the values that a run had decided as if the user had set them.
-    old = before | {"options": before["options"] | {"agent": used["agent"]}}
-    first.replace_config(old)
-    assert identity("--env", "walker:walk")["agent"]["discount"] == DISCOUNT_OF_STEP**2
-    train.run(["--run-dir", str(first.path)])
-    assert first.config() == old
-    old["options"]["agent"]["discount"] = 0.97  # Set by the user.
-    first.replace_config(old)
-    assert identity("--env", "walker:walk")["agent"]["discount"] == 0.97
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):

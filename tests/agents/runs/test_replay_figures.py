@@ -17,7 +17,6 @@ from agents.replay.transitions import TABLE
 from agents.runs import replay_figures
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import ConfigError, UsageError
 from tests.agents.datasets.untrained import CONFIG, make_run
 
@@ -27,7 +26,6 @@ CHAIN = "environments.fakes:chain"
 @pytest.fixture(autouse=True)
 def keep_stderr(monkeypatch):
     """Keeps the command from filtering stderr's file descriptor beyond the end of the test."""
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
 
 
 class Files:

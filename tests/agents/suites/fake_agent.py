@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import events
 
@@ -62,11 +63,13 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
 class FakeAgent:
     """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
-    def options_type(self, args):
-        return FakeOptions
-
-    def alternatives(self):
-        return {}
+    def parse(self, words, stored):
+        if "steps" in stored or "evaluations" in stored:  # Those of a run.
+            return options.parse(
+                FakeOptions, "rl-replicator train", words, self.options_from(stored)
+            )
+        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
+        return options.parse(FakeOptions, "rl-replicator train fake", [*words, *place])
 
     def options_from(self, plain):
         names = {field.name for field in dataclasses.fields(FakeOptions)}

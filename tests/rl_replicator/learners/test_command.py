@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.cli import main, options, stderr_filter
+from rl_replicator.cli import main
 from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.runs import events, metrics, tensorboard
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
@@ -153,7 +154,7 @@ def test_a_job_is_continued_by_its_own_command(tmp_path, monkeypatch, capsys):
     make = command._make_replicator
     monkeypatch.setattr(command, "_make_replicator", lambda _, deterministic: make("1", False))
     mine = command.LearnerCommand("mine", tiny_learners.Config, Interrupted)
-    options = mine.options_type()(replicas="multi_worker", run_dir=tmp_path)
+    options = RunOptions(replicas="multi_worker", run_dir=tmp_path)
     assert mine.train(options) == 128 + signal.SIGTERM
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "stopped and saved" in x)
     assert line.endswith("; the job continues when it is started again by the same command")
@@ -193,7 +194,6 @@ def test_a_disk_without_space_for_metrics_ends_a_run_in_one_line(
     def fail(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     monkeypatch.setattr(owner, method, fail)
     name = f"{__name__}:make_regression"
     assert main.main(["train", name, "--steps", "15", "--run-dir", str(tmp_path / "run")]) == 74
@@ -232,7 +232,6 @@ def make_rich(replicator, config: Rich):
 
 
 def test_a_run_goes_on_with_settings_of_all_types(tmp_path, monkeypatch):
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     run = str(tmp_path / "run")
     words = ["train", f"{__name__}:make_rich", "--steps", "10", "--sizes", "2", "3", "--shades"]
     words += ["LIGHT", "--rates", "a", "0.5", "--shape", "4", "--files", "b", "--run-dir", run]
@@ -259,7 +258,6 @@ def make_ambiguous(replicator, config: Ambiguous):
 def test_a_setting_that_would_not_come_back_is_refused_before_there_is_a_run(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     words = ["train", f"{__name__}:make_ambiguous", "--run-dir", str(tmp_path / "runs" / "run")]
     assert main.main(words) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -330,12 +328,13 @@ def test_only_the_annotation_of_the_config_must_exist(tmp_path, monkeypatch):
         command.of_module("annotated_learner:unknown")
 
 
-def test_options_are_those_of_the_config(importable):
-    kind = command.of_module(NAME).options_type()
-    chosen = options.parse(kind, "train", ["--layers", "8", "9", "--replicas", "2"])
+def test_options_are_those_of_the_config(importable, capsys):
+    mine = command.of_module(NAME)
+    chosen = mine.parse(["--layers", "8", "9", "--replicas", "2"], {})
     assert chosen.config.layers == (8, 9) and chosen.replicas == "2" and chosen.config.seed == 1
-    with pytest.raises(UsageError, match=r"got '--lerning-rate'; did you mean --learning-rate\?"):
-        options.parse(kind, "train", ["--lerning-rate", "1"])
+    with pytest.raises(SystemExit):
+        mine.parse(["--lerning-rate", "1"], {})
+    assert "--lerning-rate" in capsys.readouterr().err
 
 
 def test_options_that_every_learner_has():
@@ -348,8 +347,8 @@ def test_options_that_every_learner_has():
         config: str = "a"
 
     for kind, name in ((Config, "replicas"), (Own, "config")):
-        with pytest.raises(UsageError, match=f"none of RunOptions, got '{name}'"):
-            command.LearnerCommand("mine", kind, lambda replicator, config: None).options_type()
+        with pytest.raises(UsageError, match=f"no field of RunOptions, got '{name}'"):
+            command.LearnerCommand("mine", kind, lambda replicator, config: None).options_from({})
 
 
 def test_a_field_without_default():
@@ -358,7 +357,7 @@ def test_a_field_without_default():
         depth: int
 
     with pytest.raises(UsageError, match="a default for every field of Config, got none for 'dep"):
-        command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
+        command.LearnerCommand("mine", Config, lambda replicator, config: None).options_from({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,8 +389,7 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     mine = command.LearnerCommand("mine", Machine, make_learner)
 
     def train(**settings):
-        kind = mine.options_type()
-        return mine.train(kind(config=Machine(**settings), run_dir=tmp_path / "run"))
+        return mine.train(RunOptions(config=Machine(**settings), run_dir=tmp_path / "run"))
 
     assert train(steps=20) == 0
     monkeypatch.setattr(sys.modules[__name__], "MACHINE", "float32")
@@ -429,8 +427,7 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "run").rename(tmp_path / "runs" / "mine" / "mine-1")
-    options_type = mine.options_type()
-    assert mine.train(options_type(config=Machine(steps=30), resume=True)) == 0
+    assert mine.train(RunOptions(config=Machine(steps=30), resume=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
 
 
@@ -444,7 +441,7 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
 def test_a_run_says_which_checkpoint_it_keeps_as_the_best(tmp_path, capsys, best, line):
     mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
     config = tiny_learners.Config(steps=1, best=best)
-    assert mine.train(mine.options_type()(config=config, run_dir=tmp_path / "run")) == 0
+    assert mine.train(RunOptions(config=config, run_dir=tmp_path / "run")) == 0
     assert f"best/ keeps the checkpoint {line}\n" in capsys.readouterr().out
 
 
@@ -455,7 +452,7 @@ class Unevaluated(tiny_learners.Regression):
 
 def test_a_run_without_evaluation_ends_with_its_last_metrics(tmp_path, capsys):
     mine = command.LearnerCommand("mine", tiny_learners.Config, Unevaluated)
-    mine.train(mine.options_type()(config=tiny_learners.Config(steps=4), run_dir=tmp_path))
+    mine.train(RunOptions(config=tiny_learners.Config(steps=4), run_dir=tmp_path))
     loss = read_metrics(tmp_path, "train")["loss"][-1]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"loss {loss:.4f}, first ") and "after 4 steps" in last
@@ -471,7 +468,6 @@ def make_with_folder(replicator, config: WithFolder):
 
 
 def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     name = f"{__name__}:make_with_folder"
     run = train(name, run_dir="~/python", steps=1, folder="~/data")
@@ -498,7 +494,6 @@ def make_with_data(replicator, config: WithData):
 
 
 def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     monkeypatch.chdir(tmp_path)
     places.clear()
     run = train(f"{__name__}:make_with_data", run_dir="run", steps=1, data_dir="data").path
@@ -532,7 +527,7 @@ class Sloppy(tiny_learners.Config):
 def test_a_place_that_is_written_as_a_string(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine = command.LearnerCommand("mine", Sloppy, tiny_learners.Regression)
-    assert mine.train(mine.options_type()(config=Sloppy(steps=1), run_dir=tmp_path / "run")) == 0
+    assert mine.train(RunOptions(config=Sloppy(steps=1), run_dir=tmp_path / "run")) == 0
     assert RunDirectory(tmp_path / "run").config()["options"]["data_dir"] == str(tmp_path / "data")
 
 
@@ -543,9 +538,8 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     mine = command.LearnerCommand("mine", tiny_learners.Config, Refused)
-    kind = mine.options_type()
     with pytest.raises(UsageError, match="refused"):
-        mine.train(kind(config=tiny_learners.Config()))
+        mine.train(RunOptions(config=tiny_learners.Config()))
     assert not any(tmp_path.iterdir())
 
     class Late(Refused):
@@ -557,11 +551,11 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
 
     late = command.LearnerCommand("late", tiny_learners.Config, Late)
     with pytest.raises(UsageError, match="refused"):
-        late.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "late"))
+        late.train(RunOptions(config=tiny_learners.Config(), run_dir=tmp_path / "late"))
     assert read_metrics(tmp_path / "late", "train")["loss"] == [1.0]  # What was trained stays.
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="refused"):
-        mine.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
+        mine.train(RunOptions(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
     assert [*(tmp_path / "empty").iterdir()] == []  # The folder is the user's.
 
     class Ending(tiny_learners.Regression):
@@ -570,7 +564,7 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
 
     ending = command.LearnerCommand("ending", tiny_learners.Config, Ending)
     with pytest.raises(UsageError, match="it ended after 0"):
-        ending.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
+        ending.train(RunOptions(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
     assert [*(tmp_path / "empty").iterdir()] == []
 
 
@@ -585,7 +579,7 @@ def test_options_that_are_refused_do_not_stay_in_the_run(tmp_path):
 
     def train(steps):
         config = tiny_learners.Config(steps=steps)
-        return mine.train(mine.options_type()(config=config, run_dir=tmp_path / "run"))
+        return mine.train(RunOptions(config=config, run_dir=tmp_path / "run"))
 
     assert train(2) == 0
     before = files(tmp_path / "run")
@@ -614,7 +608,7 @@ def test_trackers_are_told_that_a_run_has_failed(tmp_path, monkeypatch):
     mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
     settings = {"config": tiny_learners.Config(), "run_dir": tmp_path / "run", "track": ["mlflow"]}
     with pytest.raises(ValueError, match="not good enough"):
-        mine.train(mine.options_type()(**settings), Failing())
+        mine.train(RunOptions(**settings), Failing())
     (status,) = (tmp_path / "run" / "mlflow").glob("*/*/meta.yaml")
     assert "\nstatus: 4\n" in status.read_text()  # FAILED.
 
@@ -626,7 +620,7 @@ def test_something_that_is_no_learner():
 
     mine = command.LearnerCommand("mine", Config, lambda replicator, config: None)
     with pytest.raises(UsageError, match="expected mine to return .*Learner, got NoneType"):
-        mine.train(options.parse(mine.options_type(), "train", []))
+        mine.train(mine.parse([], {}))
 
 
 @pytest.mark.parametrize("steps", [-5, 0, 3 * 1000 / 128, 60.0, None])
@@ -642,5 +636,5 @@ def test_a_number_of_steps_that_is_none_is_refused(tmp_path, monkeypatch, steps)
     mine = command.LearnerCommand("mine", tiny_learners.Config, make_learner)
     expected = f"num_steps of Regression to be a whole number of at least 1, got {steps}; set it"
     with pytest.raises(UsageError, match=expected):
-        mine.train(mine.options_type()(config=tiny_learners.Config()))
+        mine.train(RunOptions(config=tiny_learners.Config()))
     assert not any(tmp_path.iterdir())

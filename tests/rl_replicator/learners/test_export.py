@@ -57,7 +57,6 @@ def run_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("best", [False, True])
 def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatch, capsys, best):
-    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
     path, heard = run_dir
     out = tmp_path / "model"
     words = ["export", str(path), "--out", str(out)]

@@ -738,7 +738,6 @@ def test_several_outputs_are_exported_by_name(model_fn, names, tmp_path):
 
 
 def test_a_run_with_two_inputs_is_exported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
     run, out = str(tmp_path / "run"), tmp_path / "model"
     assert main.main(["train", f"{__name__}:two_inputs", "--steps", "2", "--run-dir", run]) == 0
     assert main.main(["export", run, "--format", "savedmodel", "--out", str(out)]) == 0

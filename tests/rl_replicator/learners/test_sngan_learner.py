@@ -181,7 +181,7 @@ def test_command(folder, tmp_path, classifier, capsys):
         steps=2,
         samples=37,
     )
-    options = sngan.options_type(())(config=config, run_dir=tmp_path / "run")
+    options = RunOptions(config=config, run_dir=tmp_path / "run")
     assert sngan.train(options) == 0
     table = read_metrics(tmp_path / "run", "evaluation")
     assert list(table)[2:] == ["fid_own_classifier", "inception_score_own_classifier", "score"]

@@ -266,11 +266,11 @@ def test_the_command(run_dirs, tmp_path, capsys, monkeypatch):
     from rl_replicator.cli import compare
 
     monkeypatch.chdir(tmp_path)
-    assert compare.run([str(tmp_path), "--output", "deep/c.png"]) == 0
+    assert compare.run([str(tmp_path), "--out", "deep/c.png"]) == 0
     output = capsys.readouterr().out
     assert "B is higher" in output and output.endswith("\ndeep/c.png\n")
     image = imageio.imread(tmp_path / "deep" / "c.png")[..., :3].astype(int)
     assert image.shape[1] > 1200  # Two panels.
     assert np.sum(image.max(-1) - image.min(-1) > 60) > 1000  # Colours.
-    with pytest.raises(UsageError, match=r"--output: expected a name that ends in \.png"):
-        compare.CompareOptions(tuple(run_dirs), output=tmp_path / "c.jpg")
+    with pytest.raises(UsageError, match=r"--out: expected a name that ends in \.png"):
+        compare.CompareOptions(tuple(run_dirs), out=tmp_path / "c.jpg")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.cli import options
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
@@ -44,11 +45,13 @@ class ClimberOptions:
 class Climber:
     """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
-    def options_type(self, args):
-        return ClimberOptions
-
-    def alternatives(self):
-        return {}
+    def parse(self, words, stored):
+        if "steps" in stored or "evaluations" in stored:  # Those of a run.
+            return options.parse(
+                ClimberOptions, "rl-replicator train", words, self.options_from(stored)
+            )
+        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
+        return options.parse(ClimberOptions, "rl-replicator train fake", [*words, *place])
 
     def options_from(self, plain):
         names = {field.name for field in dataclasses.fields(ClimberOptions)}

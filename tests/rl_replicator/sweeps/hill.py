@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.plain_data import to_plain
@@ -51,11 +52,13 @@ class HillOptions:
 class Hill:
     """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
 
-    def options_type(self, args):
-        return HillOptions
-
-    def alternatives(self):
-        return {}
+    def parse(self, words, stored):
+        if "steps" in stored or "evaluations" in stored:  # Those of a run.
+            return options.parse(
+                HillOptions, "rl-replicator train", words, self.options_from(stored)
+            )
+        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
+        return options.parse(HillOptions, "rl-replicator train fake", [*words, *place])
 
     def options_from(self, plain):
         names = {field.name for field in dataclasses.fields(HillOptions)}
