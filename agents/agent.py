@@ -74,13 +74,6 @@ class BatchActor(Protocol):
         """Fetches the newest weights."""
         ...
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None if none.
-
-        Deterministic runs reject it: `rl_replicator.step.random_ops`.
-        """
-        ...
-
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
@@ -143,13 +136,6 @@ class AgentLearner(VariableSource, Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the last call."""
-        ...
-
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None if none.
-
-        Deterministic runs reject it: `rl_replicator.step.random_ops`.
-        """
         ...
 
     def trackables(self) -> dict[str, Any]:

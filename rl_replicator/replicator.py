@@ -129,7 +129,7 @@ class Replicator(abc.ABC):
             about them. A "dynamic" loss scale implies `skip_nonfinite`.
 
         Returns:
-          The same object, changed in place, so that checkpoints do not depend on the replicator.
+          An optimizer of the same library with `apply`; it has the other attributes of `optimizer`.
 
         Raises:
           ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is Keras' Nadam, if it

@@ -44,10 +44,6 @@ class PolicyFunction(Protocol):
         """Returns a nest of fresh arrays [B, ...] for observations [B, ...]."""
         ...
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of an operation on TensorFlow's random state; None if there is none."""
-        ...
-
 
 class TensorFlowPolicy:
     """A policy computed by TensorFlow, for networks whose arithmetic takes most of the time."""
@@ -73,10 +69,6 @@ class TensorFlowPolicy:
         outputs = self._act(tf.constant(observations))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
 
-    def stateful_random_op(self) -> str | None:
-        """See `PolicyFunction`."""
-        return random_ops.find(self._act)
-
 
 class ServedPolicy:
     """A compiled policy with the weights of a `VariableSource`."""
@@ -101,10 +93,6 @@ class ServedPolicy:
     def update(self) -> None:
         """Fetches the newest weights."""
         self._function.load(self._source.get_variables(self._names))
-
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of an operation on TensorFlow's random state; None if there is none."""
-        return self._function.stateful_random_op()
 
 
 def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
@@ -139,6 +127,7 @@ def trace_policy(policy: ActingPolicy, batch_size: int) -> tuple[Any, dict[str, 
     # runs them as written, too.
     act = tf.function(lambda observations: policy.act(observations), autograph=False)
     act = act.get_concrete_function(tf.TensorSpec([batch_size, *spec.shape], spec.dtype))
+    random_ops.check(act)
     variables: dict[str, tf.Variable] = {}
     for name, network in policy.networks.items():
         variables.update(named_variables(name, network))

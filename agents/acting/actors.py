@@ -113,10 +113,6 @@ class ExploringActor:
         """Fetches the newest weights."""
         self._policy.update()
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation of the policy; see `agents.agent.BatchActor`."""
-        return self._policy.stateful_random_op()
-
 
 def _row(outputs: Any, index: int) -> Any:
     if isinstance(outputs, np.ndarray):  # Mapping a nest takes longer than some policies.

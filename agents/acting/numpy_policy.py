@@ -111,6 +111,3 @@ class NumpyPolicy:
             for call in self._calls:
                 call()
         return tree.unflatten_as(self._structure, [output.copy() for output in self._outputs])
-
-    def stateful_random_op(self) -> None:
-        """Returns None: no random operation is supported."""

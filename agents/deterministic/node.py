@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import launchpad as lp
 import rl_replicator as rr
-from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
+from agents.agent import Agent, ExplorationContext
 from agents.deterministic import exploration_memory
 from agents.deterministic.episode import SavedEpisode
 from agents.learning.divergence import finite_state
@@ -21,8 +21,8 @@ from agents.nodes.saver import mark_last_step
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
-from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.step import random_ops
 
 # Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
 # steps, not of seconds, so that equal runs record the same.
@@ -30,6 +30,11 @@ _STEPS_PER_REPORT = 100
 _STEPS_PER_METRICS = 500
 # Saving takes at most a twentieth of the time.
 _SAVE_SHARE = 20.0
+_STEP_REMEDY = (
+    "use agents.learning.randomness or tf.random.stateless_* (or "
+    "tf.nn.experimental.stateless_dropout, instead of Keras' Dropout) with a seed that counts "
+    "steps, such as StepSeeds"
+)
 
 
 class DeterministicNode:
@@ -61,20 +66,21 @@ class DeterministicNode:
         replicator = rr.make(plan.replicas.name)
         (table,) = agent.make_tables(replicator.num_replicas)
         self._replay = LocalReplay(table.info, plan.seed)
-        self._learner = agent.make_local_learner(
-            replicator, self._replay, plan.task.agent_steps(plan.total_steps)
-        )
+        with random_ops.refused("a step", _STEP_REMEDY):
+            self._learner = agent.make_local_learner(
+                replicator, self._replay, plan.task.agent_steps(plan.total_steps)
+            )
         environment_seed, noise_seed = np.random.SeedSequence([plan.seed, 0]).generate_state(2)
         noise = np.random.default_rng(int(noise_seed))
         self._steps = counter.environment_steps()
         exploration = ExplorationContext(noise, lambda: self._steps)
         self._memory = exploration.memory
-        self._actor = agent.make_actor(
-            self._learner,
-            [agent.make_adder(self._replay, lambda seconds: None)],
-            [exploration],
-        )
-        _check_repeatable(self._learner, self._actor)
+        with random_ops.refused("a policy", "draw them in make_exploration, from context.random"):
+            self._actor = agent.make_actor(
+                self._learner,
+                [agent.make_adder(self._replay, lambda seconds: None)],
+                [exploration],
+            )
         self._environment = make_environment("actor 0", plan, int(environment_seed))
         with closed_on_error(self._environment):
             self._episode = SavedEpisode(self._environment, self._actor, noise)
@@ -199,27 +205,3 @@ class DeterministicNode:
             "episode": self._episode,
             "exploration": exploration_memory.part(self._memory),
         }
-
-
-def _check_repeatable(learner: AgentLearner, actor: BatchActor) -> None:
-    """Raises `ConfigError` if a continued run would draw other random numbers."""
-    remedies = (
-        (
-            "step",
-            learner.stateful_random_op(),
-            "use agents.learning.randomness or tf.random.stateless_* (or "
-            "tf.nn.experimental.stateless_dropout, instead of Keras' Dropout) with a seed that "
-            "counts steps, such as StepSeeds",
-        ),
-        (
-            "policy",
-            actor.stateful_random_op(),
-            "draw them in make_exploration, from context.random",
-        ),
-    )
-    for part, found, remedy in remedies:
-        if found is not None:
-            raise ConfigError(
-                f"expected a {part} whose random numbers a resumed run can draw again, found "
-                f"{found}; {remedy}, or leave out --deterministic"
-            )

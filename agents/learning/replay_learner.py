@@ -183,10 +183,6 @@ class ReplayLearner:
             figures[_DROPPED_BATCHES] = float(self._priorities.num_dropped_batches)
         return figures
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation of the step; see `agents.agent.AgentLearner`."""
-        return self._step.stateful_random_op()
-
     def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns the weights after the last call, by path.
 

@@ -19,6 +19,7 @@ class CallLog:
       has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
         batch, which Keras itself refuses with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
+      loss_scales: the loss scale that each replica has read, by optimizer and replica.
       at_end: functions that each replica calls at the end of its step, in the order of the keys;
         repeating them has no effect.
     """
@@ -28,6 +29,7 @@ class CallLog:
         self.scaled_by: set[str] = set()
         self.has_keras_mean = False
         self.reductions: set[str] = set()
+        self.loss_scales: dict[tuple[int, int | None], tf.Tensor] = {}
         self.at_end: dict[Callable[[], None], None] = {}
 
     def record(self, replica: int, call: str) -> None:
@@ -109,7 +111,10 @@ def recording() -> Iterator[CallLog]:
     """
     log = CallLog()
     _LOGS[tf.compat.v1.get_default_graph()] = log
-    yield log
+    try:
+        yield log
+    finally:
+        log.loss_scales.clear()  # They refer to the graph, which would never be freed.
 
 
 def current() -> CallLog | None:

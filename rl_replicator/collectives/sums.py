@@ -211,15 +211,16 @@ def _all_sum(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _sum_of_fixed(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    return context().all_reduce(tf.distribute.ReduceOp.SUM, xs)
+    graph = tf.compat.v1.get_default_graph()
+    seed = graph.seed
+    ys = context().all_reduce(tf.distribute.ReduceOp.SUM, xs)
+    # While this replica waited, the others were traced into the same graph, each with its own seed.
+    graph.seed = seed
+    return ys
 
 
 def _sum_of_changing(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # The shapes are equal on all replicas. But the checks of a step find that the sums do not
-    # depend on the replica only if the shapes also pass through a collective.
-    dimensions = tf.concat([tf.shape(x, tf.int64) for x in xs], axis=0)
-    agreed = tf.cast(_sum_of_fixed([dimensions])[0] // num_replicas(), tf.int32)
-    shapes = tf.split(agreed, [x.shape.rank for x in xs])
+    shapes = [tf.shape(x) for x in xs]  # Equal on all replicas.
     sizes = [tf.reduce_prod(shape) for shape in shapes]
     flat = tf.concat([tf.reshape(x, [-1]) for x in xs], axis=0)
     summed = _CHANGING[tf.distribute.get_strategy()](flat, tf.add_n(sizes))

@@ -90,15 +90,6 @@ class Calls:
         }
         return list(found.values())
 
-    def check_repeatable(self) -> None:
-        """Checks that a resumed run can take the same steps as an uninterrupted one.
-
-        Raises:
-          ConfigError: if a step draws random numbers that do not depend on variables.
-        """
-        for step in self._compiled.values():
-            check_repeatable(step.stateful_random_op(), "a step")
-
     def begin(self, batch: int, end: int) -> PhaseCall:
         """Begins the call that follows `batch` batches and does not go beyond `end`.
 
@@ -156,25 +147,6 @@ class Calls:
                 step_fn, self.inputs, steps_per_call=count
             )
         return self._compiled[phase.name, count]
-
-
-def check_repeatable(random_op: str | None, place: str) -> None:
-    """Checks that a resumed run can draw the same random numbers as an uninterrupted one.
-
-    Args:
-      random_op: a random operation that does not depend on variables; None if there is none.
-      place: where the operation was searched for, with an article.
-
-    Raises:
-      ConfigError: if there is one.
-    """
-    if random_op is not None:
-        raise errors.ConfigError(
-            f"expected {place} whose random numbers a resumed run can draw again, found "
-            f"{random_op}; use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, "
-            "instead of Keras' Dropout) with a seed that counts steps in a variable of "
-            "trackables(), or leave out --deterministic"
-        )
 
 
 def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:

@@ -15,7 +15,7 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.manifest import DamageError
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
-from rl_replicator.learners.calls import Calls, PhaseCall, check_repeatable
+from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, Reports
@@ -27,6 +27,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
+from rl_replicator.step import random_ops
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
 # How long to wait for a cancelled evaluation to end.
 _SECONDS_TO_CANCEL = 10.0
+_STATELESS = (
+    "use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, instead of Keras' "
+    "Dropout) with a seed that counts steps in a variable of trackables()"
+)
 # The functions that return the data of an evaluation, for errors.
 _DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
 
@@ -88,17 +93,18 @@ class Training:
         if is_resumed:
             self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
-        self._calls = Calls(replicator, learner, self._progress["batches"], options.steps_per_call)
-        _check_same_phases(self._progress, self._calls.batches_per_step, run)
-        self._evaluation = evaluation = learner.evaluation()
-        reference = None if evaluation is None else evaluation.reference
-        self._compute_sums = _compile(replicator, evaluation, evaluation)
-        self._compute_reference = _compile(replicator, evaluation, reference)
+        repeatable: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if options.deterministic:
-            self._calls.check_repeatable()
-            for compute in (self._compute_sums, self._compute_reference):
-                if compute is not None:
-                    check_repeatable(compute.stateful_random_op(), "an evaluation")
+            repeatable = random_ops.refused("steps and evaluations", _STATELESS)
+        with repeatable:
+            self._calls = Calls(
+                replicator, learner, self._progress["batches"], options.steps_per_call
+            )
+            _check_same_phases(self._progress, self._calls.batches_per_step, run)
+            self._evaluation = evaluation = learner.evaluation()
+            reference = None if evaluation is None else evaluation.reference
+            self._compute_sums = _compile(replicator, evaluation, evaluation)
+            self._compute_reference = _compile(replicator, evaluation, reference)
         self._reference_sums: tuple[Any, ...] = ()
         trackables = _trackables(learner)
         self._variables = TrackablePart(**trackables)

@@ -116,33 +116,15 @@ def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
     applied, so sparse and dense gradients have the same norm.
 
     Args:
-      updates: tensors, `tf.IndexedSlices` or None; not in half precision (see `widen`). A complex
-        number counts as its two parts.
+      updates: tensors of one dtype, `tf.IndexedSlices` or None; not in half precision (see
+        `widen`).
       max_norm: positive upper bound of the global L2 norm.
 
     Returns:
       A list of the same structure. All values are NaN if the norm is not finite.
     """
-    merged = [_map(_parts, updates_lib.merge_rows(update)) for update in updates]
-    dtypes = {update.dtype for update in merged if update is not None}
-    if len(dtypes) <= 1:
-        clipped = tf.clip_by_global_norm(merged, max_norm)[0]
-    else:
-        widest = max(dtypes, key=lambda dtype: dtype.size)
-        norms = [tf.linalg.global_norm([update]) for update in merged if update is not None]
-        norm = tf.norm(tf.stack([tf.cast(one, widest) for one in norms]))
-        clipped = [
-            update
-            if update is None
-            else tf.clip_by_global_norm([update], max_norm, tf.cast(norm, update.dtype))[0][0]
-            for update in merged
-        ]
-    return [
-        _map(lambda x: tf.complex(x[..., 0], x[..., 1]), one)
-        if update is not None and update.dtype.is_complex
-        else one
-        for one, update in zip(clipped, updates, strict=True)
-    ]
+    merged = [updates_lib.merge_rows(update) for update in updates]
+    return list(tf.clip_by_global_norm(merged, max_norm)[0])
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:
@@ -161,13 +143,8 @@ def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:
 def all_finite(updates: Sequence[Any]) -> tf.Tensor:
     """Returns a bool scalar: whether no gradient contains NaN or infinity."""
     tensors = [u.values if isinstance(u, tf.IndexedSlices) else u for u in updates]
-    finite = [tf.reduce_all(tf.math.is_finite(_parts(x))) for x in tensors if x is not None]
+    finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tensors if x is not None]
     return tf.reduce_all(finite)
-
-
-def _parts(x: tf.Tensor) -> tf.Tensor:
-    """Returns complex numbers as their real and imaginary parts, [..., 2]; other tensors as is."""
-    return tf.stack([tf.math.real(x), tf.math.imag(x)], axis=-1) if x.dtype.is_complex else x
 
 
 def _map(function: Callable[[tf.Tensor], tf.Tensor], update: Any) -> Any:

@@ -1,10 +1,13 @@
 """Wraps optimizers so that all replicas apply the same, reduced gradients."""
 
 import contextlib
+import contextvars
+import copy
+import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
@@ -12,6 +15,7 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
+from rl_replicator.graphs import autograph
 from rl_replicator.layers import statistics
 from rl_replicator.optimizers import gradients, slots
 from rl_replicator.optimizers import updates as updates_lib
@@ -22,25 +26,47 @@ from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
 # Arguments that make a Keras optimizer clip gradients itself.
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
+_IS_APPLYING: contextvars.ContextVar[bool] = contextvars.ContextVar("is_applying", default=False)
 # The parameters for which a Sonnet optimizer has slots, in order.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-# The loss scale of an optimizer as read by each replica of a step. Weak, because it refers to the
-# step's graph. Not an attribute, in which `tf.Module` would look for variables.
-_SCALES: "weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[call_log.CallLog, Any]]" = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class Wrapped:
-    """The base of all wrapped optimizers, a mixin that precedes the optimizer's class."""
+    """The base of wrapped optimizers: reduces gradients, and then applies the inner optimizer.
 
+    Attributes that it does not have are those of the inner optimizer.
+
+    Attributes:
+      optimizer: the inner optimizer.
+      options: how gradients are processed.
+      guard: counts skipped steps; None if none are skipped.
+    """
+
+    optimizer: Any
     options: Options
     guard: LossScaleGuard | None
-    _scales_losses = False  # Whether `scale_loss` was ever called.
 
-    if TYPE_CHECKING:  # Other attributes are those of the optimizer's own class.
+    def _hold(self, optimizer: Any, options: Options) -> None:
+        """Stores what the wrapper consists of. `optimizer` is last: see `__setattr__`."""
+        self.options = options
+        self.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
+        self._scales_losses = False  # Whether `scale_loss` was ever called.
+        self._num_reported = 0
+        self.optimizer = optimizer
 
-        def __getattr__(self, name: str) -> Any: ...
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the inner optimizer; those of TensorFlow's tracking are own."""
+        if "optimizer" not in vars(self) or name.startswith(("__", "_self_")):
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute that the wrapper has, or else one of the inner optimizer."""
+        own = vars(self)
+        if "optimizer" in own and name not in own and not name.startswith("_self_"):
+            setattr(self.optimizer, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def num_skipped(self) -> tf.Tensor:
@@ -90,13 +116,11 @@ class Wrapped:
         graph, log = call_log.step_graph(), call_log.enclosing()
         if graph is None or log is None or call_log.is_in_function():
             return self.loss_scale
+        key = (id(self), sums.static_replica_id())
         with graph.as_default():  # The step's graph, not that of a branch or a loop in it.
-            by_log = _SCALES.setdefault(self, weakref.WeakKeyDictionary())
-            scales = by_log.setdefault(log, weakref.WeakValueDictionary())
-            replica = sums.static_replica_id()
-            if replica not in scales:
-                scales[replica] = self.loss_scale
-            return scales[replica]
+            if key not in log.loss_scales:
+                log.loss_scales[key] = self.loss_scale
+            return log.loss_scales[key]
 
     def report_skipped(self) -> int:
         """Warns of steps that were skipped since the last report. Call it outside of steps.
@@ -107,7 +131,7 @@ class Wrapped:
         Returns:
           The number of those steps.
         """
-        before = getattr(self, "_num_reported", 0)
+        before = self._num_reported
         count = self.note_reported()
         new = count - before
         if new > 0:
@@ -125,26 +149,20 @@ class Wrapped:
         self._num_reported = int(self.num_skipped)
         return self._num_reported
 
-    def _update(
-        self,
-        updates: Sequence[Any],
-        parameters: Sequence[tf.Variable],
-        apply: Callable[[Sequence[Any]], Any],
-    ) -> None:
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
         """Reduces the gradients over the replicas, then applies them on all replicas or on none.
 
         Args:
           updates: gradients of this replica: tensors, `tf.IndexedSlices` or None.
           parameters: one variable per gradient.
-          apply: applies reduced gradients to this replica's copies of the parameters.
 
         Raises:
           ConfigError: if all gradients are None, if `loss_scale` is set and `scale_loss` was never
             called, or if a `tf.function` that the step calls would skip updates.
         """
-        options = self.options
         enclosing = call_log.enclosing()
-        if options.skips and call_log.is_in_function():
+        if self.options.skips and call_log.is_in_function():
             # Another step that calls the function has its own statistics and its own end.
             raise errors.ConfigError(
                 "expected optimizer.apply with skip_nonfinite or a dynamic loss scale outside of "
@@ -152,41 +170,16 @@ class Wrapped:
                 "call it in step_fn itself"
             )
         if enclosing is not None:
-            enclosing.reductions.add(options.reduction)
+            enclosing.reductions.add(self.options.reduction)
         build(self, parameters)  # Slots must not be created inside tf.cond, or in one replica.
-        if options.reduction == "none":
-            updates = gradients.widen(updates)
-        else:
-            updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
-        if all(update is None for update in updates):
-            names = ", ".join(parameter.name for parameter in parameters)
-            raise errors.ConfigError(
-                f"expected a gradient for at least one parameter, got None for all ({names}); take "
-                "the gradient of a loss that depends on them, computed inside the tape"
-            )
-        clips = any(getattr(self, name, None) for name in _CLIPPING)
-        updates = [_merged(update, clips) for update in updates]
-        if options.loss_scale is not None:
-            if enclosing is not None and not self._scales_losses:
-                raise errors.ConfigError(
-                    "expected the gradient of optimizer.scale_loss(loss), found no call of it; "
-                    "scale the loss before its gradient is taken"
-                )
-            updates = gradients.unscale(updates, self._scale_of_step())
-        if options.max_global_norm is not None:
-            updates = gradients.clip(updates, options.max_global_norm)
-        updates = gradients.narrow(updates, parameters)
+        updates = self._processed(updates, parameters)
         if self.guard is None:
-            apply(updates)
+            self._apply_here(updates, parameters)
             return
         # Checked last, because clipping by an infinite norm and narrowing to float16 can make
         # values non-finite, too.
         finite = gradients.all_finite(updates)
-
-        def apply_all() -> None:  # Returns None even if a user's own optimizer returns something.
-            apply(updates)
-
-        tf.cond(finite, apply_all, lambda: None)
+        tf.cond(finite, lambda: self._apply_here(updates, parameters), lambda: None)
         self.guard.update(finite)
         if enclosing is None:
             self.guard.adapt()
@@ -194,33 +187,80 @@ class Wrapped:
             enclosing.at_end[self.guard.adapt] = None
         statistics.restore_unless(finite)
 
+    def _processed(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+        """Returns the reduced, merged, unscaled and clipped gradients."""
+        options = self.options
+        updates = gradients.widen(updates)
+        if options.reduction != "none":
+            updates = collectives.all_reduce(updates, options.reduction)
+        if all(update is None for update in updates):
+            names = ", ".join(parameter.name for parameter in parameters)
+            raise errors.ConfigError(
+                f"expected a gradient for at least one parameter, got None for all ({names}); take "
+                "the gradient of a loss that depends on them, computed inside the tape"
+            )
+        # Keras clips rows before it sums them: the clipped gradient would depend on how often a row
+        # occurs. On GPUs, optimizers add rows in a different order on each replica.
+        clips = any(getattr(self.optimizer, name, None) for name in _CLIPPING)
+        updates = [
+            updates_lib.merge_rows(update) if clips or updates_lib.is_on_gpu(update) else update
+            for update in updates
+        ]
+        if options.loss_scale is not None:
+            if call_log.enclosing() is not None and not self._scales_losses:
+                raise errors.ConfigError(
+                    "expected the gradient of optimizer.scale_loss(loss), found no call of it; "
+                    "scale the loss before its gradient is taken"
+                )
+            updates = gradients.unscale(updates, self._scale_of_step())
+        if options.max_global_norm is not None:
+            updates = gradients.clip(updates, options.max_global_norm)
+        return gradients.narrow(updates, parameters)
 
-def _merged(update: Any, optimizer_clips: bool) -> Any:
-    """Sums the rows of each index if the optimizer's own sum would be wrong, or differ by replica.
+    def _apply_here(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        """Applies reduced gradients to this replica's copies of the parameters."""
+        # TensorFlow lets a replica change rows of its own copy only.
+        targets = [
+            own_copy(parameter) if isinstance(update, tf.IndexedSlices) else parameter
+            for update, parameter in zip(updates, parameters, strict=True)
+        ]
+        token = _IS_APPLYING.set(True)
+        try:
+            self._apply_inner(updates, targets)
+        finally:
+            _IS_APPLYING.reset(token)
 
-    Keras clips rows before it sums them: the clipped gradient would depend on how often a row
-    occurs. On GPUs, optimizers add rows in a different order on each replica.
-    """
-    if not isinstance(update, tf.IndexedSlices):
-        return update
-    merges = optimizer_clips or updates_lib.is_on_gpu(update)
-    return updates_lib.merge_rows(update) if merges else update
+    def _apply_inner(self, updates: Sequence[Any], targets: Sequence[Any]) -> None:
+        raise NotImplementedError
 
 
-class _Sonnet(Wrapped):
+class _Sonnet(Wrapped, snt.Optimizer):
     """For optimizers whose `apply` reads and writes the replica's own variables."""
 
-    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
-        apply = super(Wrapped, self).apply  # type: ignore[misc]
-        self._update(updates, parameters, lambda reduced: apply(reduced, parameters))
+    def __init__(self, optimizer: Any, options: Options):
+        snt.Optimizer.__init__(self, name=optimizer.name)
+        self._hold(optimizer, options)
+
+    def _apply_inner(self, updates: Sequence[Any], targets: Sequence[Any]) -> None:
+        inner = self.optimizer
+        if any(isinstance(update, tf.IndexedSlices) for update in updates):
+            inner = _seen_by_replica(inner)
+        is_known = type(inner).__module__.partition(".")[0] in _WITHOUT_AUTOGRAPH
+        (inner.apply if is_known else autograph.converted(inner.apply))(updates, targets)
 
 
-class _Keras(Wrapped):
+class _Keras(Wrapped, tf.keras.optimizers.Optimizer):
     """For Keras optimizers: one `apply` for all, and `apply_gradients` as Keras has it."""
 
-    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
-        self.apply_gradients(zip(updates, parameters, strict=True))
+    def __init__(self, optimizer: Any, options: Options):
+        # Not Keras' own constructor, which would create a second counter of steps.
+        self._hold(optimizer, options)
 
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Creates the slots."""
+        build(self, var_list)
+
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(
         self,
         grads_and_vars: Any,
@@ -232,7 +272,7 @@ class _Keras(Wrapped):
 
         Args:
           grads_and_vars: the pairs.
-          name: see Keras.
+          name: see Keras; ignored, because the slots exist already.
           skip_gradients_aggregation: whether the step itself has reduced the gradients; True
             requires `reduction="none"` in `wrap_optimizer`.
           experimental_aggregate_gradients: the opposite; an argument of Keras' older optimizers.
@@ -243,6 +283,7 @@ class _Keras(Wrapped):
         Raises:
           ConfigError: if the step has reduced the gradients and `reduction` is not "none".
         """
+        del name
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if is_reduced and self.options.reduction != "none":
             raise errors.ConfigError(
@@ -251,16 +292,23 @@ class _Keras(Wrapped):
                 'wrap_optimizer(..., reduction="none")'
             )
         pairs = list(grads_and_vars)
-        parameters = [variable for _, variable in pairs]
-        self._update(
-            [gradient for gradient, _ in pairs],
-            parameters,
-            lambda reduced: self._apply_here(list(zip(reduced, parameters, strict=True)), name),
-        )
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         return tf.identity(self.iterations)
 
-    def _apply_here(self, pairs: list[tuple[Any, tf.Variable]], name: str | None) -> None:
-        raise NotImplementedError
+    def _apply_inner(self, updates: Sequence[Any], targets: Sequence[Any]) -> None:
+        # Keras itself would leave the replica, to update all copies from outside.
+        local, here = _seen_by_replica(self.optimizer), _ReplicaLocal()
+        vars(local).update(
+            jit_compile=False,  # Otherwise it compiles every update separately.
+            _distribution_strategy=here,
+            _internal_apply_gradients=functools.partial(
+                local._distributed_apply_gradients_fn, here
+            ),
+            # The method of Keras' base class, which uses no strategy.
+            _apply_weight_decay=super(tf.keras.optimizers.Optimizer, local)._apply_weight_decay,
+        )
+        pairs = zip(updates, targets, strict=True)
+        local.apply_gradients(list(pairs), skip_gradients_aggregation=True)
 
 
 class _ReplicaLocal:
@@ -271,64 +319,47 @@ class _ReplicaLocal:
         return self
 
     def update(
-        self,
-        variable: Any,
-        function: Any,
-        args: Any = (),
-        kwargs: Any = None,
-        group: bool = True,
+        self, variable: Any, function: Any, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         """Calls `function(variable, *args, **kwargs)`; see `tf.distribute.StrategyExtended`."""
         del group
         return function(variable, *args, **(kwargs or {}))
 
-    def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns a context without effect."""
-        del variable
-        return contextlib.nullcontext()
+
+def own_copy(variable: Any) -> Any:
+    """Returns the copy of the replica that is being traced; the variable itself elsewhere."""
+    copies, context = getattr(variable, "values", None), tf.distribute.get_replica_context()
+    if not copies or context is None or context.strategy is not variable.distribute_strategy:
+        return variable
+    index = sums.static_replica_id()
+    return variable if index is None else copies[index % len(copies)]
 
 
-class _NewKeras(_Keras):
-    """Keras 2.11 and later, whose updates would otherwise leave the replica for the strategy."""
-
-    def _apply_here(self, pairs: Any, name: Any) -> None:
-        super(Wrapped, self).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
-
-    def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
-        return self._distributed_apply_gradients_fn(_ReplicaLocal(), grads_and_vars)
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        # The method of Keras' base class, which uses no strategy.
-        super(tf.keras.optimizers.Optimizer, self)._apply_weight_decay(variables)  # type: ignore[misc]
+def is_applying() -> bool:
+    """Whether a wrapped optimizer is applying its inner one."""
+    return _IS_APPLYING.get()
 
 
-class _LegacyKeras(_Keras):
-    """Keras before 2.11, now tf.keras.optimizers.legacy."""
+def _seen_by_replica(optimizer: Any) -> Any:
+    """Returns a shallow copy of an optimizer whose slots are the replica's own copies."""
 
-    def _apply_here(self, pairs: Any, name: Any) -> None:
-        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-        variables = [variable for _, variable in pairs]
-        state = self._prepare(variables)
-        self._distributed_apply(_ReplicaLocal(), self._transform_gradients(pairs), state, name)
+    def own(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [own(one) for one in value]
+        return own_copy(value) if isinstance(value, tf.Variable) else value
 
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        # Keras ties slots to their parameters, where tf.train.TrackableView does not see them.
-        children = dict(super()._trackable_children(*args, **kwargs))  # type: ignore[misc]
-        known = {id(child) for child in children.values()}
-        slots = [weight for weight in self.weights if id(weight) not in known]
-        return children | {f"slot_{i}": slot for i, slot in enumerate(slots)}
+    view = copy.copy(optimizer)
+    # Not `setattr`, by which TensorFlow would save the attribute with the optimizer.
+    vars(view).update({name: own(value) for name, value in vars(optimizer).items()})
+    return view
 
 
-def wrap(optimizer: Any, options: Options) -> Any:
-    """See `Replicator.wrap_optimizer`. Must be called in the replicator's scope.
-
-    The object's class is replaced by a subclass, so the object keeps its attributes and its place
-    in checkpoints, whatever the number of replicas.
-    """
+def wrap(optimizer: Any, options: Options) -> Wrapped:
+    """See `Replicator.wrap_optimizer`. Must be called in the replicator's scope."""
     if isinstance(optimizer, Wrapped):
         raise errors.ConfigError(
-            f"expected an optimizer that is not wrapped yet, got {type(optimizer).__name__}; "
-            "call wrap_optimizer once"
+            "expected an optimizer that is not wrapped yet, got a wrapped "
+            f"{type(optimizer.optimizer).__name__}; call wrap_optimizer once"
         )
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         raise errors.ConfigError(
@@ -342,55 +373,27 @@ def wrap(optimizer: Any, options: Options) -> Any:
             "which keeps Python state between traces; use Adam"
         )
     if isinstance(optimizer, snt.Optimizer):
-        mixin: type = _Sonnet
-    elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        mixin = _NewKeras
-        optimizer.jit_compile = False  # Otherwise it compiles every update separately.
-        optimizer._distribution_strategy = _ReplicaLocal()
-    elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        mixin = _LegacyKeras
-        _check_aggregator(optimizer)
-    else:
-        raise errors.ConfigError(
-            f"expected a Sonnet or Keras optimizer, got {type(optimizer).__name__}; "
-            "use one of snt.optimizers, rr.optimizers or tf.keras.optimizers"
-        )
-    kind: Any = type(optimizer)
-    make_class: Any = type(kind)
-    body: dict[str, Any] = {"options": options, "__module__": kind.__module__}
-    if kind.__module__.partition(".")[0] in _WITHOUT_AUTOGRAPH:
-        for name in ("apply", "apply_gradients"):
-            if method := getattr(mixin, name, None):
-                body[name] = tf.autograph.experimental.do_not_convert(method)
-    optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
-    optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
-    if mixin is _LegacyKeras and optimizer.guard is not None:
-        optimizer._track_trackable(optimizer.guard, "guard")  # The others track it automatically.
-    return optimizer
+        return _Sonnet(optimizer, options)
+    if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        return _Keras(optimizer, options)
+    raise errors.ConfigError(
+        f"expected a Sonnet or Keras optimizer, got {type(optimizer).__name__} of "
+        f"{type(optimizer).__module__}; use one of snt.optimizers, rr.optimizers or "
+        "tf.keras.optimizers"
+    )
 
 
-def _check_aggregator(optimizer: Any) -> None:
-    default = tf.keras.optimizers.legacy.SGD().gradient_aggregator
-    if optimizer.gradient_aggregator is not default:
-        raise errors.ConfigError(
-            "expected an optimizer without a gradient_aggregator, which reduces over replicas "
-            "in another way; leave it out and choose wrap_optimizer's reduction"
-        )
-
-
-def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
+def build(wrapped: Any, parameters: Sequence[tf.Variable]) -> None:
     """Creates the optimizer's slots; see `Replicator.build_optimizer`."""
     if not parameters:
         raise errors.ConfigError(
             "expected the parameters that the optimizer updates, got none; build the model on a "
             "first input before, or leave the optimizer out if nothing in it is trainable"
         )
+    optimizer = wrapped.optimizer
     watched = slots.Parameters(parameters)
     try:
-        if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-            with tf.init_scope(), _owned(parameters):
-                optimizer._create_all_weights(watched)
-        elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        if isinstance(optimizer, tf.keras.optimizers.Optimizer):
             with tf.init_scope(), _owned(parameters):
                 optimizer.build(watched)
         else:

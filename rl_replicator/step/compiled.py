@@ -1,7 +1,6 @@
 """The compiled step: `step_fn` on every replica, once or several times in one call."""
 
 import contextlib
-import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -9,24 +8,21 @@ from typing import Any, TypeAlias
 
 import sonnet as snt
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx, converter
-from tensorflow.python.autograph.impl import api as autograph
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
-from rl_replicator.graphs import leaves
+from rl_replicator.graphs import autograph, leaves
 from rl_replicator.layers import batch_norm, statistics
+from rl_replicator.step import host as host_lib
+from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import (
-    data_dependence,
-    initial_values,
     output_arrays,
     random_ops,
     replica_check,
     scaled_losses,
     unwrapped_optimizers,
+    variable_registry,
 )
-from rl_replicator.step import host as host_lib
-from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
 
 _Function: TypeAlias = tf.types.experimental.ConcreteFunction
@@ -68,7 +64,7 @@ class ReplicatedStep:
         self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
         self._inputs = inputs
         self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
-        self._converted = _with_autograph(step_fn)
+        self._converted = autograph.converted(step_fn)
         self._template: Any = None
         self._variables: list[tf.Variable] = []
         self._traced = self._trace_step()
@@ -121,14 +117,6 @@ class ReplicatedStep:
             self._check.count(num_steps)
         return results_lib.join(self._unflatten(flat))
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation whose state no checkpoint saves; None without one.
-
-        Such an operation, for example `tf.random.normal`, draws the same numbers again after a
-        restart.
-        """
-        return random_ops.find(self._traced)
-
     def assigned_variables(self) -> list[tf.Variable]:
         """Returns the variables that the step assigns, in the order of their creation.
 
@@ -170,31 +158,8 @@ class ReplicatedStep:
             self._one_step, autograph=False, jit_compile=self.jit_compile
         ).get_concrete_function(*self._inputs.specs)
         self._variables = self._host.registry.check(one_step)
-        if self._host.num_replicas > 1 and self._inputs.specs:
-            self._warn_of_local_data(one_step)
+        random_ops.check(one_step)
         return one_step
-
-    def _warn_of_local_data(self, one_step: _Function) -> None:
-        """Warns of variables that may differ between replicas, as far as the graph shows."""
-        handles = data_dependence.assigned_from_local_data(
-            one_step,
-            self._host.num_local_replicas,
-            len(self._inputs.specs),
-            self._host.num_processes > 1,
-        )
-        copies = self._host.registry.owners(handles)
-        names = [
-            repr(variable.name)
-            for variable in self._host.registry.with_copies(copies)
-            if not replica_check.is_declared(variable)
-        ]
-        if names:
-            logging.getLogger(__name__).warning(
-                "the step assigns values of each replica's own data to %s: their copies may "
-                "differ, and a checkpoint holds the first replica's; assign "
-                "rr.collectives.all_mean(value) instead",
-                ", ".join(names),
-            )
 
     def _make_check(self, check_every: int | None) -> replica_check.ReplicaCheck | None:
         if check_every is None or self._host.num_replicas == 1:
@@ -220,15 +185,17 @@ class ReplicatedStep:
         parts = self._inputs.split(row)
 
         raised: list[Exception] = []
+        graph = tf.compat.v1.get_default_graph()
+        seed = graph.seed
 
         def replica(index: int) -> Any:
+            graph.seed = _replica_seed(seed, self._host, index)
             try:
                 return self._replica_step(self._inputs.element(parts[index]))
             except Exception as error:
                 raised.append(error)
                 raise
 
-        _seed_replicas(self._host)
         with self._tracing() as calls:
             try:
                 # Makes the values of Sonnet's initializers known while the step is traced.
@@ -256,14 +223,14 @@ class ReplicatedStep:
           The log of the collectives.
 
         Raises:
-          ConfigError: see `unwrapped_optimizers`, `scaled_losses` and `initial_values`.
+          ConfigError: see `unwrapped_optimizers`, `scaled_losses` and `variable_registry.lifted`.
         """
         with (
             call_log.recording() as calls,
             self._host.scope(),
             unwrapped_optimizers.refused(),
             scaled_losses.noted(),
-            tf.variable_creator_scope(initial_values.create),
+            tf.variable_creator_scope(variable_registry.lifted),
         ):
             yield calls
             scaled_losses.check(calls)
@@ -382,35 +349,19 @@ def _whole(steps_per_call: int) -> int:
     return number
 
 
-def _seed_replicas(host: host_lib.Host) -> None:
-    """Makes the seeds of random operations in the current graph depend on the replica.
+def _replica_seed(seed: int | None, host: host_lib.Host, index: int) -> int | None:
+    """Returns the seed of a replica's random operations; None if the step has none.
 
     TensorFlow seeds an operation with the seed of `tf.random.set_seed` and the operation's position
     in its graph. The position is the same for replicas of different processes. It is also the same
     for replicas of one process inside branches and loop bodies, which are separate graphs that
     inherit the seed of the graph around them.
+
+    Args:
+      seed: the seed of the step's graph.
+      host: the step's host.
+      index: index of the replica in this process.
     """
-    graph = tf.compat.v1.get_default_graph()
-    kind = type(graph)
-    of_process = host.process_index * _SEED_STRIDE
-
-    def seed(self: Any) -> int | None:
-        common = kind.seed.fget(self)
-        context = tf.distribute.get_replica_context()
-        if common is None or context is None:
-            return common
-        index = tf.get_static_value(context.replica_id_in_sync_group) or 0
-        of_replica = int(index) % host.num_local_replicas * _REPLICA_STRIDE
-        return (common + of_process + of_replica) % 2**31
-
-    # The replicas of a process are traced one after another into the same graph, each in its own
-    # thread.
-    graph.__class__ = type(kind.__name__, (kind,), {"seed": property(seed, kind.seed.fset)})
-
-
-def _with_autograph(step_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Lets the user's code use `if` and `for` on tensors, as in any `tf.function`."""
-    context = ag_ctx.ControlStatusCtx(
-        ag_ctx.Status.ENABLED, converter.ConversionOptions(recursive=True)
-    )
-    return autograph.tf_convert(step_fn, context, user_requested=True)
+    if seed is None:
+        return None
+    return (seed + host.process_index * _SEED_STRIDE + index * _REPLICA_STRIDE) % 2**31

@@ -74,10 +74,6 @@ class EvaluationStep:
             )
         return num_steps, tf.nest.pack_sequence_as(nest, totals)
 
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation; see `ReplicatedStep.stateful_random_op`."""
-        return self._step.stateful_random_op()
-
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Callable from any thread."""
         self._inputs.cancel()

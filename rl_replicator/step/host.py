@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
-from rl_replicator.step import call_order, own_rows, variable_registry
+from rl_replicator.step import call_order, variable_registry
 
 _WAITING = (
     "a checkpoint waits for a step that another thread takes on its variables; if that step waits "
@@ -162,11 +162,6 @@ class StrategyHost(Host):
         names: Sequence[str] = self.strategy.extended.worker_devices
         on_gpus = all(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
         return tuple(names) if on_gpus else ()
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        with super().scope(), tf.variable_creator_scope(own_rows.create):
-            yield
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * self.num_local_replicas

@@ -17,15 +17,11 @@ from rl_replicator import errors
 from rl_replicator.collectives import call_log, collectives
 
 _COMPILED = "the loss of a compiled Keras model"
-# Functions that divide a loss by the number of replicas, as (owner, attribute, name). TensorFlow
-# has several modules named `nn`.
+# Functions that divide a loss by the number of replicas, as (owner, attribute, name).
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (losses_utils, "scale_loss_for_distribution", _COMPILED),
-    *(
-        (nn, name, f"tf.nn.{name}")
-        for nn in (tf.nn, tf.compat.v1.nn, tf.compat.v2.nn)
-        for name in ("compute_average_loss", "scale_regularization_loss")
-    ),
+    (tf.nn, "compute_average_loss", "tf.nn.compute_average_loss"),
+    (tf.nn, "scale_regularization_loss", "tf.nn.scale_regularization_loss"),
 )
 _MEANS = (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
 _LOCK = threading.RLock()

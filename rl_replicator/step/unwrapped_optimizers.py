@@ -17,8 +17,9 @@ from rl_replicator.optimizers import wrapping
 _ENTRY_POINTS: tuple[tuple[type, str], ...] = (
     (snt.Optimizer, "apply"),
     (tf.keras.optimizers.Optimizer, "apply_gradients"),
+    # `wrap_optimizer` supports none of these.
     (tf.keras.optimizers.legacy.Optimizer, "apply_gradients"),
-    (tf.compat.v1.train.Optimizer, "apply_gradients"),  # `wrap_optimizer` supports none of these.
+    (tf.compat.v1.train.Optimizer, "apply_gradients"),
 )
 _LOCK = threading.RLock()
 
@@ -39,7 +40,6 @@ def refused() -> Iterator[None]:
         try:
             for base, name in _ENTRY_POINTS:
                 for kind in _family(base):
-                    # Subclasses made by `wrap_optimizer` call these methods through `super()`.
                     if name in vars(kind) and not issubclass(kind, wrapping.Wrapped):
                         original = vars(kind)[name]
                         replaced.append((kind, name, original))
@@ -75,12 +75,9 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 @tf.autograph.experimental.do_not_convert
 def _check(optimizer: Any) -> None:
     is_in_step = not tf.executing_eagerly() and call_log.enclosing() is not None
-    if is_in_step and not isinstance(optimizer, wrapping.Wrapped):
-        name = type(optimizer).__name__
-        remedy = f"optimizer = replicator.wrap_optimizer({name}(...))"
-        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-            remedy = "replicator.wrap_optimizer with one of snt.optimizers or tf.keras.optimizers"
+    if is_in_step and not wrapping.is_applying():
         raise errors.ConfigError(
             "expected an optimizer that averages gradients over the replicas, found an unwrapped "
-            f"{name} in the step; use {remedy}"
+            f"{type(optimizer).__name__} in the step; use replicator.wrap_optimizer with one of "
+            "snt.optimizers, rr.optimizers or tf.keras.optimizers"
         )

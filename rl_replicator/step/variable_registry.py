@@ -64,11 +64,6 @@ class Registry:
             if any(id(copy) in wanted for copy in assignments.copies(variable))
         ]
 
-    def owners(self, handles: Iterable[tf.Tensor]) -> list[tf.Variable]:
-        """Finds the copies of variables to which some handles belong; others are left out."""
-        found = [self._owners.get(id(handle), lambda: None)() for handle in handles]
-        return [copy for copy in found if copy is not None]
-
     def assigned_by(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
         """Returns the variables that a traced step assigns, each with the copies of all replicas.
 
@@ -108,6 +103,46 @@ class Registry:
             if any(_has_effect(user, outputs) for user in inside.consumers()):
                 touched.append(owner)
         return touched
+
+
+def lifted(next_creator: Any, **kwargs: Any) -> tf.Variable:
+    """Creates a variable outside of the graph; a creator for `tf.variable_creator_scope`.
+
+    Inside the graph, the copies of the other replicas would be initialized from the first
+    replica's, which TensorFlow cannot do before the first step.
+
+    Args:
+      next_creator: see `tf.variable_creator_scope`.
+      **kwargs: see `tf.Variable`.
+
+    Raises:
+      ConfigError: see `initial_value`.
+    """
+    kwargs["initial_value"] = initial_value(kwargs["initial_value"], kwargs.get("name"))
+    with tf.init_scope():
+        return next_creator(**kwargs)
+
+
+def initial_value(value: Any, name: str | None) -> Any:
+    """Returns an initial value that does not depend on a graph; see `tf.Variable`.
+
+    Args:
+      value: a tensor, a value that can be converted to one, or a function that returns one.
+      name: name of the variable, for the error.
+
+    Raises:
+      ConfigError: if the value is computed in a graph.
+    """
+    if not any(tf.is_symbolic_tensor(part) for part in tf.nest.flatten(value)):
+        return value
+    constant = tf.get_static_value(tf.convert_to_tensor(value))
+    if constant is None:
+        raise errors.ConfigError(
+            "expected an initial value that does not depend on the step for variable "
+            f"{name or 'Variable'!r}, got a computed one; create it before `replicate`, or pass a "
+            "function that returns the value"
+        )
+    return constant
 
 
 def _copy(reference: weakref.ref, memo: dict[int, Any]) -> tf.Variable:

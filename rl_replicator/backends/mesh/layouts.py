@@ -12,7 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from rl_replicator import errors
 from rl_replicator.optimizers import slots
-from rl_replicator.step import initial_values
+from rl_replicator.step import variable_registry
 
 # The mesh dimension over which batches are sharded.
 DATA = "data"
@@ -224,7 +224,7 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
       ConfigError: if the initial value is computed in a graph; see also `Layouts.choose`.
     """
     del next_creator
-    initial = initial_values.known(kwargs["initial_value"], kwargs.get("name"))
+    initial = variable_registry.initial_value(kwargs["initial_value"], kwargs.get("name"))
     name = kwargs.get("name") or "Variable"
     with tf.init_scope():
         with tf.name_scope(name) as full_name:

@@ -122,9 +122,9 @@ CLIPPED = {"max_global_norm": 0.5}
         (lambda: rr.optimizers.Adam(0.1), {}),
         (lambda: rr.optimizers.Adam(0.1), CLIPPED),
         (lambda: keras.Adam(0.1, clipnorm=0.5), CLIPPED),
-        (lambda: keras.legacy.Adamax(0.1, clipnorm=0.5), {}),
+        (lambda: keras.Adamax(0.1, clipnorm=0.5), {}),
     ],
-    ids=["momentum", "adam", "own adam", "own adam, clipped", "keras", "legacy"],
+    ids=["momentum", "adam", "own adam", "own adam, clipped", "keras", "keras, clipped"],
 )
 def test_rows_are_merged_as_without_xla(make_optimizer, options):
     """Rows are merged once for clipping, and again in optimizers that write rows."""

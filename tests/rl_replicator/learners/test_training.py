@@ -466,12 +466,12 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
         np.testing.assert_array_equal(parts[name], whole[name], name)
 
 
-@pytest.mark.parametrize(("kind", "place"), [(Noisy, "a step"), (NoisyEvaluation, "an evaluation")])
-def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind, place):
+@pytest.mark.parametrize("kind", [Noisy, NoisyEvaluation])
+def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind):
     replicator = rr.make("single_device")
     settings = RunOptions(steps_per_call=10, deterministic=True)
     match = (
-        f"expected {place} whose random numbers a resumed run can draw again, found "
+        "expected steps and evaluations whose random numbers a resumed run can draw again, found "
         r"RandomStandardNormal \(.*\); use tf.random.stateless_\*"
     )
     with pytest.raises(errors.ConfigError, match=match):

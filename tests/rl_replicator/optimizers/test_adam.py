@@ -97,14 +97,3 @@ def test_clipping_by_hand():
     optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(1.0), max_global_norm=1.0)
     optimizer.apply([tf.constant(3.0), tf.constant(4.0)], variables)
     np.testing.assert_allclose([v.numpy() for v in variables], [-0.6, -0.8], rtol=1e-6)
-
-
-def test_wrapping_keeps_the_object():
-    for name in ("single_device", "multi_device:2"):
-        replicator = rr.make(name)
-        with replicator.scope():
-            optimizer = rr.optimizers.Adam(0.1)
-            assert replicator.wrap_optimizer(optimizer, max_global_norm=1.0) is optimizer
-            assert isinstance(optimizer, rr.optimizers.Adam)
-            with pytest.raises(rr.ConfigError, match="not wrapped yet"):
-                replicator.wrap_optimizer(optimizer)

@@ -271,31 +271,3 @@ def test_a_half_loss_is_refused():
         optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale="dynamic")
     with pytest.raises(rr.ConfigError, match="expected a loss in float32 to scale, got float16"):
         optimizer.scale_loss(tf.constant(1.0, tf.float16))
-
-
-def test_the_global_norm_is_one_of_gradients_of_all_dtypes():
-    slices = tf.IndexedSlices(tf.constant([[2.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
-    updates = [tf.constant([3.0]), None, tf.constant([12.0], tf.float64), slices]  # The norm is 13.
-    for clipped, update in zip(gradients.clip(updates, 6.5), updates, strict=True):
-        if update is None:
-            assert clipped is None
-        else:
-            assert clipped.dtype == update.dtype
-            half = 0.5 * tf.convert_to_tensor(update).numpy()
-            np.testing.assert_allclose(tf.convert_to_tensor(clipped), half, rtol=1e-6)
-
-
-def test_complex_gradients_count_as_their_parts():
-    values = tf.constant([[3 + 4j], [0j]], tf.complex64)
-    slices = tf.IndexedSlices(values, tf.constant([1, 0]), tf.constant([2, 1]))
-    dense = tf.constant([12j], tf.complex128)
-    clipped = gradients.clip([slices, None, dense, tf.constant([84.0])], 8.5)  # The norm is 85.
-    assert clipped[1] is None and clipped[2].dtype == tf.complex128
-    np.testing.assert_allclose(tf.convert_to_tensor(clipped[0]), [[0], [0.3 + 0.4j]], rtol=1e-6)
-    np.testing.assert_allclose(clipped[2], [1.2j], rtol=1e-6)
-    np.testing.assert_allclose(clipped[3], [8.4], rtol=1e-6)
-    np.testing.assert_allclose(gradients.clip([values], 2.5)[0], [[1.5 + 2j], [0]], rtol=1e-6)
-    largest = np.finfo(np.float32).max
-    assert gradients.all_finite([slices, tf.constant(complex(largest, largest), tf.complex64)])
-    for bad in (complex(np.inf, 0.0), complex(0.0, np.nan)):
-        assert not gradients.all_finite([slices, tf.constant(bad, tf.complex64)])

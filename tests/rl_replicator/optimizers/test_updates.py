@@ -40,30 +40,6 @@ def test_the_graph_says_whether_rows_are_on_a_gpu(device, expected):
         )
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 64, 1000])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_rows_are_summed_in_one_order(monkeypatch, num_rows, shape):
-    """The algorithm for GPUs, here on the CPU."""
-    monkeypatch.setattr(updates, "is_on_gpu", lambda update: True)
-    random = np.random.default_rng(num_rows)
-    indices = random.integers(0, 9, num_rows)
-    values = random.integers(-50, 50, (num_rows, *shape)).astype(np.float32)
-    length = None if num_rows == 64 else num_rows
-
-    @tf.function(
-        input_signature=[tf.TensorSpec([length, *shape]), tf.TensorSpec([length], tf.int64)]
-    )
-    def merge(values, indices):
-        merged = updates.merge_rows(tf.IndexedSlices(values, indices))
-        return merged.values, merged.indices
-
-    sums, found = merge(values, indices)
-    expected = np.zeros((9, *shape), np.float32)
-    np.add.at(expected, indices, values)
-    np.testing.assert_array_equal(found, np.unique(indices))
-    np.testing.assert_array_equal(sums, expected[np.unique(indices)])
-
-
 def test_some_parameters_may_have_no_update():
     updates.check([None, tf.constant(1.0)], [tf.Variable(1.0), tf.Variable(2.0)])
 

@@ -66,7 +66,7 @@ def test_statistics_of_a_model_that_the_step_does_not_use():
     replicator.replicate(step_fn, replicator.make_inputs(rows))()
 
 
-def test_what_is_declared_as_a_mean_is_averaged_or_compared(caplog):
+def test_what_is_declared_as_a_mean_is_averaged_or_compared():
     """Only variables that are not trainable are treated as moving statistics."""
     replicator = rr.make("multi_device:2")
     mean = tf.VariableAggregation.MEAN
@@ -79,7 +79,6 @@ def test_what_is_declared_as_a_mean_is_averaged_or_compared(caplog):
         trained.assign(tf.reduce_mean(x))
 
     step = replicator.replicate(step_fn, replicator.make_inputs(rows))
-    assert "own data to 'trained:0': their" in caplog.text
     with pytest.raises(rr.ReplicasDiffer, match=r"'trained:0' .* with trainable=False and aggr"):
         step()
     for copy in statistic.values:
