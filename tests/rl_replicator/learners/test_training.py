@@ -403,7 +403,9 @@ def test_a_variable_that_is_not_finite(tmp_path):
     training._train_until(10)
     learner.optimizer.v[0].assign([0.0, np.inf, 0.0])  # No figure shows it.
     for save in (training._evaluate_and_save, training._save):
-        with pytest.raises(Diverged, match=r"variable 'optimizer/optimizer/v/0' after step 10; .*no check"):
+        with pytest.raises(
+            Diverged, match=r"variable 'optimizer/optimizer/v/0' after step 10; .*no check"
+        ):
             save()
     assert Checkpointer(tmp_path / "best").is_empty
 
