@@ -1,6 +1,6 @@
 """Runs all benchmarks that two idle cores finish in half an hour: `make bench`.
 
-    python -m bench [--only NAME ...] [--output FOLDER]
+    python -m bench [--only NAME ...] [--out FOLDER]
 
 Each one runs in its own process, with its own time limit, and writes FOLDER/NAME.json.
 `python -m bench.NAME` runs one of them with other settings. `python -m bench.tables` makes the
@@ -22,34 +22,19 @@ from bench.harness import RESULTS, ROOT
 # Time limit of each benchmark, in seconds.
 SUITE = {
     "peers": 100,  # Installs them.
-    "acting_policy": 40,
     "actors": 120,
-    "asynchronous": 60,
-    "env_engines": 100,
-    "environment_steps": 30,
-    "fused_adam": 60,
-    "inputs": 160,
     "learner": 110,
-    "learner_program": 60,
-    "pixel_replay": 120,
-    "rendering": 300,
-    "replay_rows": 60,
+    "pixel_learner": 240,
     "replication": 100,
     "rpc": 70,
     "start_up": 160,
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
-    "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
-    "learner_profile": "explains the figures of learner",
-    "pixel_learner": "takes more than four minutes",
-    "device_inputs": "needs a GPU",
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",
-    "kills": "kills parts of a run for minutes or hours",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",
-    "random_exploration": "counts rewards, not speeds",
     "two_hosts": "needs network namespaces",
 }
 
@@ -66,7 +51,7 @@ def run(name: str, folder: Path) -> str | None:
     """
     command = [sys.executable, "-m", f"bench.{name}"]
     if name != "peers":
-        command += ["--output", str(folder / f"{name}.json")]
+        command += ["--out", str(folder / f"{name}.json")]
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:
         status = process.wait(SUITE[name])
@@ -84,15 +69,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", nargs="+", choices=list(SUITE), default=list(SUITE))
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if options.output.is_file():
-        parser.error(f"argument --output: expected a folder, got the file {options.output}")
+    if options.out.is_file():
+        parser.error(f"argument --out: expected a folder, got the file {options.out}")
     failed = {}
     for name in options.only:
         print(f"--- {name}, at most {SUITE[name]} s", flush=True)
         started = time.monotonic()
-        reason = run(name, options.output.absolute())
+        reason = run(name, options.out.absolute())
         if reason is not None:
             failed[name] = reason
         print(f"--- {name}: {reason or 'done'}, {time.monotonic() - started:.0f} s", flush=True)

@@ -33,17 +33,7 @@ from environments.engines.batch import EnvironmentsInTurn
 
 DOMAIN, TASK = "cheetah", "run"
 NUM_ACTIONS, SIGMA = 6, 0.3
-ACME = "Acme's actor"
-
-
-class NoAdder:
-    """Drops every step."""
-
-    def add_first(self, timestep):
-        """Drops the first step of an episode."""
-
-    def add(self, action, next_timestep, extras=()):
-        """Drops a step."""
+ACME = "Acme's actor, insertion"
 
 
 class Weights:
@@ -97,20 +87,6 @@ def bare_dm_control() -> Callable[[int], None]:
     return run
 
 
-def our_environment() -> Callable[[int], None]:
-    """The same task in the agents' form."""
-    environment = environments.make(f"{DOMAIN}:{TASK}", seed=1)
-    action = np.zeros(NUM_ACTIONS, np.float32)
-    environment.reset()
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            if environment.step(action).last():
-                environment.reset()
-
-    return run
-
-
 def envpool(num_envs: int, num_threads: int) -> Callable[[int], None]:
     """EnvPool's task, with a constant action."""
     import envpool as pool  # An optional dependency.
@@ -126,17 +102,14 @@ def envpool(num_envs: int, num_threads: int) -> Callable[[int], None]:
     return run
 
 
-def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
+def our_actor(num_envs: int) -> Callable[[int], None]:
     """This project's actor."""
     tasks = [environments.make(f"{DOMAIN}:{TASK}", seed=i) for i in range(num_envs)]
     spec = specs.make_environment_spec(tasks[0])
     agent = D4PG(D4PGConfig(policy_layers=(256, 256), n_step=5, exploration_random_steps=0), spec)
-    adders: list[Any] = [NoAdder() for _ in tasks]
-    server = None
-    if has_insertion:
-        server = make_server(agent.layout.signature, TABLE)
-        client = reverb.Client(f"localhost:{server.port}")
-        adders = [agent.make_adder(client, lambda seconds: None) for _ in tasks]
+    server = make_server(agent.layout.signature, TABLE)
+    client = reverb.Client(f"localhost:{server.port}")
+    adders = [agent.make_adder(client, lambda seconds: None) for _ in tasks]
     contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(num_envs)]
     actor = agent.make_actor(Weights(agent), adders, contexts)
     steps_taken = explore(EnvironmentsInTurn(tasks), actor)
@@ -144,14 +117,13 @@ def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
     def run(steps: int, server=server) -> None:  # Keeps the server alive.
         for _ in itertools.islice(steps_taken, steps):
             pass
-        if has_insertion:
-            for adder in adders:
-                adder.flush()
+        for adder in adders:
+            adder.flush()
 
     return run
 
 
-def acme_actor(has_insertion: bool) -> Callable[[int], None]:
+def acme_actor() -> Callable[[int], None]:
     """Acme's actor on the same environment, with the same layers and noise."""
     from acme.adders import reverb as acme_adders
     from acme.agents.tf import actors
@@ -173,12 +145,10 @@ def acme_actor(has_insertion: bool) -> Callable[[int], None]:
         ]
     )
     policy(tf.zeros([1, *spec.observations.shape]))
-    adder, server = None, None
-    if has_insertion:
-        signature = acme_adders.NStepTransitionAdder.signature(spec)
-        server = make_server(signature, acme_adders.DEFAULT_PRIORITY_TABLE)
-        client: Any = CurrentClient(f"localhost:{server.port}")
-        adder = acme_adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
+    signature = acme_adders.NStepTransitionAdder.signature(spec)
+    server = make_server(signature, acme_adders.DEFAULT_PRIORITY_TABLE)
+    client: Any = CurrentClient(f"localhost:{server.port}")
+    adder = acme_adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
     steps_taken = interact(environment, actors.FeedForwardActor(policy, adder))
 
     def run(steps: int, server=server) -> None:
@@ -188,22 +158,15 @@ def acme_actor(has_insertion: bool) -> Callable[[int], None]:
     return run
 
 
-def count(num_envs: int) -> str:
-    """Returns the number of environments in words."""
-    return "1 env" if num_envs == 1 else f"{num_envs} envs"
-
-
 def make_sides(report: harness.Report) -> dict[str, Callable[[int], None]]:
     """Returns the sides by name: functions that take a number of environment steps."""
     sides = {
         "dm_control, constant action": bare_dm_control(),
-        "the same in the agents' form": our_environment(),
-        **{f"actor, {count(n)}, no insertion": our_actor(n, False) for n in (1, 8, 16)},
-        **{f"actor, {count(n)}, insertion": our_actor(n, True) for n in (1, 8, 16)},
+        "actor, 1 env, insertion": our_actor(1),
+        **{f"actor, {n} envs, insertion": our_actor(n) for n in (8, 16)},
     }
     others: dict[str, Callable[[], Callable[[int], None]]] = {
-        f"{ACME}, no insertion": lambda: acme_actor(False),
-        f"{ACME}, insertion": lambda: acme_actor(True),
+        ACME: acme_actor,
         "EnvPool, 1 env, 1 thread": lambda: envpool(1, 1),
         "EnvPool, 8 envs, 2 threads": lambda: envpool(8, 2),
         "EnvPool, 32 envs, 2 threads": lambda: envpool(32, 2),
@@ -218,7 +181,7 @@ def make_sides(report: harness.Report) -> dict[str, Callable[[int], None]]:
 
 
 def main() -> None:
-    """Measures all actors; ratios are to Acme's of the same kind."""
+    """Measures all actors; ratios are to Acme's."""
     parser = harness.parser("actors", __doc__)
     parser.add_argument("--steps", type=int, default=2000, help="environment steps of a sample")
     options = parser.parse_args()
@@ -231,10 +194,7 @@ def main() -> None:
         },
         options.rounds,
     )
-    compared = {
-        name: f"{ACME}, {name.rsplit(', ', 1)[-1]}" for name in sides if name.startswith("actor")
-    }
-    report.add(samples, compared)
+    report.add(samples, {name: ACME for name in sides if name.startswith("actor")})
     report.write()
 
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 import psutil
-from damaged_run import Run
+
+from bench.damaged_run import Run
 
 _POLL = 0.1
 
@@ -131,6 +132,7 @@ _LEARNER: dict[str, Fault] = {"kill-learner": signal_role(signal.SIGKILL, "learn
 KINDS: dict[str, dict[str, Fault]] = {
     "actors": {**_ANY, "port": take_port},
     "learners": {**_ANY, "port": take_port},
+    "ray": {"kill": _ANY["kill"], "end": _ANY["end"]},
     "defaults": _LEARNER,
     "job": _ANY,
 }

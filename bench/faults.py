@@ -1,22 +1,19 @@
 """Injects faults into a real run on a seeded schedule, and measures the cost of each.
 
-    python bench/faults.py --program actors --seed 1 --faults 10       # D4PG with 4 actors
-    python bench/faults.py --program learners --seed 1 --faults 6      # a learner of two processes
-    python bench/faults.py --program job --seed 1 --faults 6           # ResNet on two workers
-    python bench/faults.py --program defaults --faults 3 --pause 600   # goodput of default settings
+    python -m bench.faults --program actors --seed 1 --faults 10       # D4PG with 4 actors
+    python -m bench.faults --program learners --seed 1 --faults 6      # a learner of two processes
+    python -m bench.faults --program job --seed 1 --faults 6           # ResNet on two workers
+    python -m bench.faults --program defaults --faults 3 --pause 600   # goodput of default settings
 
 The faults are drawn from those of the program, or of `--kinds`. After each, the run must recover
 within `--deadline` seconds: the damaged role is up again, and environment steps and learner steps
 exceed their values before the fault. At the end the run is stopped with SIGTERM and continued for
 some more steps to its regular end, where it must have taken exactly the requested number of steps,
-exited with status 0, and left no process. `--undisturbed N` then makes N runs of as many steps
-without faults: the return of the damaged run should lie between theirs. Rows are printed as they
-are measured, and written to `bench/results/faults_PROGRAM_SEED.json`.
+exited with status 0, and left no process. Rows are printed as they are measured, and written to
+`faults_PROGRAM_SEED.json` in `--out`.
 
 Goodput is the number of steps that were kept, divided by the number that an undisturbed run makes
 in the same time. The speed of an undisturbed run is measured on the same run, between the faults.
-The memory of all processes (PSS, which divides shared pages among processes) is measured before the
-first fault and after the last one.
 The full disk is a small file system, and mounting it requires root. Without root this fault is left
 out, and a line says so.
 """
@@ -27,10 +24,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -40,11 +35,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
-from damaged_run import Run
-from fault_kinds import KINDS, THIEVES, Fault
-from programs import PROGRAMS, Program
 
-RESULTS = pathlib.Path(__file__).with_name("results")
+from bench.damaged_run import PROGRAMS, Run
+from bench.fault_kinds import KINDS, THIEVES, Fault
+from bench.harness import RESULTS
+
 _POLL = 0.1
 # The run goes on for at most this many seconds after the last fault.
 _LAST_SECONDS = 8.0
@@ -61,8 +56,6 @@ class Row:
     Attributes:
       seconds: since the start of the command.
       fault: what was done, and to which role.
-      noticed_after: seconds until the first line of output that followed; None if there was none.
-      line: that line.
       recovered_after: seconds until the run made progress again; None if it did not in time.
       lost: learner steps that were repeated.
       status: exit status of the command, if it ended.
@@ -70,8 +63,6 @@ class Row:
 
     seconds: float
     fault: str
-    noticed_after: float | None = None
-    line: str = ""
     recovered_after: float | None = None
     lost: int = 0
     status: int | None = None
@@ -89,7 +80,6 @@ class Soak:
         """
         self._run, self._deadline = run, deadline
         self.rows: list[Row] = []
-        self.megabytes: list[float] = []
         self._healthy_steps, self._healthy_seconds = 0, 0.0
         self.first_at = 0.0
         self._first_step = 0
@@ -115,7 +105,6 @@ class Soak:
             if newer == now:
                 break
             now, ended = newer, at
-        self.megabytes.append(self._run.megabytes())
         if now[-1] > before[-1]:
             self._healthy_steps += now[-1] - before[-1]
             self._healthy_seconds += ended - started
@@ -140,9 +129,6 @@ class Soak:
         while time.monotonic() - started < self._deadline:
             time.sleep(_POLL)
             now = time.monotonic() - started
-            if not row.line:
-                row.line = _notice(run.log, size, hit, row.fault)
-                row.noticed_after = round(now, 1) if row.line else None
             if run.process.poll() is not None:
                 row.status = run.process.wait()
                 break
@@ -178,19 +164,6 @@ class Soak:
         return self._healthy_steps / max(self._healthy_seconds, 1e-9)
 
 
-def _notice(log: pathlib.Path, offset: int, hit: str | None, fault: str) -> str:
-    """Returns the first line after an offset that reports the fault; "" if there is none yet."""
-    if hit is not None:
-        pattern = f"{hit}|{hit.replace('/', ' ')}|supervisor \\|"
-    else:
-        pattern = "damaged|not intact|continuing in|space|error:"
-    lines = [part.strip() for part in re.split("[\r\n]", _new_text(log, offset))]
-    if "checkpoint" in fault and any("damaged" in line for line in lines):
-        pattern = "damaged"
-    found = (line for line in lines if re.search(pattern, line))
-    return next((line for line in found if "has waited" not in line), "")
-
-
 def _new_text(log: pathlib.Path, offset: int) -> str:
     with log.open("rb") as file:
         file.seek(offset)
@@ -206,46 +179,14 @@ def finish(run: Run) -> dict[str, object]:
     run.start()
     status = run.wait_for_end(400)
     time.sleep(2.0)
-    left = run.left()
     return {
         "status after SIGTERM": ended,
         "status at the regular end": status,
         "steps asked for": run.steps,
         "steps taken": run.program.taken(run.run_dir),
         "return": run.program.final_return(run.run_dir),
-        "processes left": len(left),
-        "files left in /dev/shm": len(_shared(run.shared_before)),
+        "processes left": len(run.left()),
     }
-
-
-def undisturbed_returns(program: Program, steps: int, count: int) -> list[float | None]:
-    """Returns the final returns of runs without faults.
-
-    Args:
-      program: what to run.
-      steps: steps of each run.
-      count: number of runs.
-    """
-    returns = []
-    for _ in range(count):
-        with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-            run = Run(program, pathlib.Path(directory), steps)
-            run.process.wait()
-            returns.append(program.final_return(run.run_dir))
-    return returns
-
-
-def _shared(before: set[str]) -> set[str]:
-    """Returns the names of new files in /dev/shm that no living process has mapped."""
-    names = set(os.listdir("/dev/shm")) - before
-    used = set()
-    for process in psutil.pids():
-        try:
-            maps = pathlib.Path(f"/proc/{process}/maps").read_text()
-        except OSError:
-            continue
-        used |= {name for name in names if f"/dev/shm/{name}" in maps}
-    return names - used
 
 
 @contextlib.contextmanager
@@ -295,12 +236,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--program", choices=sorted(PROGRAMS), required=True)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--kinds", nargs="*", help="the faults to draw from; default: all")
     parser.add_argument("--deadline", type=float, default=240.0, help="seconds to recover")
     parser.add_argument("--minutes", type=float, default=60.0, help="after them, no more faults")
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between faults, about")
-    parser.add_argument("--undisturbed", type=int, default=0, help="runs without faults")
     options = parser.parse_args()
     # Without a handler, SIGTERM would end this process and leave the run behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -329,25 +270,16 @@ def main() -> int:
         and checks["steps asked for"] == checks["steps taken"]
         and not checks["processes left"]
     )
-    returns = undisturbed_returns(
-        run.program, int(checks.get("steps taken", 0)), options.undisturbed if is_good else 0
-    )
     result = {
         "command": " ".join(sys.argv),
-        "returns of undisturbed runs": returns,
-        "megabytes before the first fault": round(soak.megabytes[0]),
-        "megabytes after the last fault": round(soak.megabytes[-1]),
         "goodput": round(goodput, 3),
         "undisturbed learner steps per second": round(soak.rate(), 1),
         "checks": checks,
         "is_good": is_good,
     }
     print(json.dumps(result, indent=2))
-    folder = f"{run.folder}/"
-    result["faults"] = [
-        dataclasses.asdict(row) | {"line": row.line.replace(folder, "")} for row in soak.rows
-    ]
-    path = RESULTS / f"faults_{options.program}_{options.seed}.json"
+    result["faults"] = [dataclasses.asdict(row) for row in soak.rows]
+    path = options.out / f"faults_{options.program}_{options.seed}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     if not is_good:
         print(log[-6000:], file=sys.stderr)

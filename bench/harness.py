@@ -209,7 +209,6 @@ def about(name: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpus": _gpus(),
         "load_at_start": round(os.getloadavg()[0], 2),
-        "allocator": Path(os.environ.get("LD_PRELOAD") or "system").stem,
         "python": platform.python_version(),
         "versions": _versions(_PACKAGES),
     }

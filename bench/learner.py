@@ -6,8 +6,7 @@ D4PG from state: Acme's networks (256-256-256 and 512-512-256) and settings, bat
 uniform replay. "Acme's maths" is what its D4PG learner for TensorFlow computes, reimplemented here,
 because its losses and networks cannot be imported with this stack: the categorical projection with
 its triangular kernel, one persistent tape, clipped gradients, Sonnet's Adam, one step per call.
-TD3: the default networks (256-256), against the same algorithm, also with one step per call. Our
-sides also compute the metrics that a run writes. "bfloat16" is `--agent.precision bfloat16`.
+"bfloat16" is `--agent.precision bfloat16`.
 """
 
 import dataclasses
@@ -26,14 +25,12 @@ from agents.learning.replay_learner import ReplayLearner
 from agents.off_policy_agent import OffPolicyAgent
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import Sample
-from agents.td3.agent import TD3
-from agents.td3.config import TD3Config
 from bench import harness
 
 OBSERVATION, ACTION, BATCH = 17, 6, 256  # cheetah:run.
 STEPS = 32  # Per sample; --steps overrides it.
 VALUE, ATOMS = 150.0, 51
-TARGET_PERIOD, DELAY, TAU = 100, 2, 0.01
+TARGET_PERIOD = 100
 SPEC = specs.EnvironmentSpec(
     observations=specs.Array((OBSERVATION,), np.float32),
     actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
@@ -53,7 +50,6 @@ D4PG_CONFIG = D4PGConfig(
     global_batch_size=BATCH,
     replay=UNIFORM,
 )
-TD3_CONFIG = TD3Config(global_batch_size=BATCH, policy_delay=DELAY, target_update_rate=TAU)
 
 
 def make_sample() -> Sample:
@@ -108,29 +104,26 @@ def mlp(sizes: tuple[int, ...], outputs: int, scale: float) -> snt.Sequential:
     return snt.Sequential([*layers, head])
 
 
-def policy_and_critics(
-    policy_sizes: tuple[int, ...], critic_sizes: tuple[int, ...], outputs: int, critics: int
-) -> tuple[snt.Module, list[Callable], tuple[tf.Variable, ...], tuple[tf.Variable, ...]]:
-    """Returns built networks, and the variables of the policy and of the critics."""
-    policy = snt.Sequential([mlp(policy_sizes, ACTION, 1e-4), tf.tanh])
-    modules = [mlp(critic_sizes, outputs, 0.01) for _ in range(critics)]
+def make_networks() -> tuple[
+    snt.Module, Callable, tuple[tf.Variable, ...], tuple[tf.Variable, ...]
+]:
+    """Returns built networks, and the variables of the policy and of the critic."""
+    policy = snt.Sequential([mlp(D4PG_CONFIG.policy_layers, ACTION, 1e-4), tf.tanh])
+    critic = mlp(D4PG_CONFIG.critic_layers, ATOMS, 0.01)
     policy(tf.zeros([1, OBSERVATION]))
-    for module in modules:
-        module(tf.zeros([1, OBSERVATION + ACTION]))
+    critic(tf.zeros([1, OBSERVATION + ACTION]))
 
-    def call(module: snt.Module) -> Callable:
-        return lambda observation, action: module(tf.concat([observation, action], axis=-1))
+    def call(observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        return critic(tf.concat([observation, action], axis=-1))
 
-    critic_variables = tuple(v for module in modules for v in module.trainable_variables)
-    return policy, [call(m) for m in modules], policy.trainable_variables, critic_variables
+    return policy, call, policy.trainable_variables, critic.trainable_variables
 
 
 def acme_d4pg(sample: Sample) -> Callable[[], object]:
     """Returns a function that takes one step of D4PG as Acme's learner computes it."""
     config = D4PG_CONFIG
-    sizes = (config.policy_layers, config.critic_layers, ATOMS, 1)
-    policy, (critic,), policy_variables, critic_variables = policy_and_critics(*sizes)
-    target_policy, (target_critic,), *targets = policy_and_critics(*sizes)
+    policy, critic, policy_variables, critic_variables = make_networks()
+    target_policy, target_critic, *targets = make_networks()
     policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
     critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
     policy_optimizer._initialize(policy_variables)
@@ -184,73 +177,31 @@ def acme_d4pg(sample: Sample) -> Callable[[], object]:
     return step
 
 
-def plain_td3(sample: Sample) -> Callable[[], object]:
-    """Returns a function that takes one step of TD3."""
-    config = TD3_CONFIG
-    sizes = (config.policy_layers, config.critic_layers, 1, 2)
-    policy, critics, policy_variables, critic_variables = policy_and_critics(*sizes)
-    target_policy, target_critics, *targets = policy_and_critics(*sizes)
-    policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
-    critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
-    # Their slots must exist before the step is traced for the second time.
-    policy_optimizer._initialize(policy_variables)
-    critic_optimizer._initialize(critic_variables)
-    iterator = iter(tf.data.Dataset.from_tensors(sample).repeat())
-
-    @tf.function(autograph=False)
-    def step(is_due: bool) -> tf.Tensor:
-        o_tm1, a_tm1, r_t, d_t, o_t, _ = next(iterator).transition
-        noise = tf.clip_by_value(tf.random.normal([BATCH, ACTION], stddev=0.2), -0.5, 0.5)
-        a_t = tf.clip_by_value(target_policy(o_t) + noise, -1.0, 1.0)
-        q_t = tf.minimum(*(critic(o_t, a_t)[:, 0] for critic in target_critics))
-        target = tf.stop_gradient(r_t + d_t * q_t)
-        with tf.GradientTape() as tape:
-            errors = [target - critic(o_tm1, a_tm1)[:, 0] for critic in critics]
-            loss = tf.add_n([tf.reduce_mean(0.5 * tf.square(error)) for error in errors])
-        critic_optimizer.apply(tape.gradient(loss, critic_variables), critic_variables)
-        if is_due:
-            with tf.GradientTape() as tape:
-                policy_loss = -tf.reduce_mean(critics[0](o_tm1, policy(o_tm1)))
-            gradients = tape.gradient(policy_loss, policy_variables)
-            policy_optimizer.apply(gradients, policy_variables)
-            for source, target_variable in zip(
-                (*policy_variables, *critic_variables), itertools.chain(*targets), strict=True
-            ):
-                target_variable.assign_add(TAU * (source - target_variable))
-        return loss
-
-    due = itertools.cycle([False] * (DELAY - 1) + [True])
-    return lambda: step(next(due))
-
-
 def main() -> None:
-    """Measures both learners."""
+    """Measures all learners."""
     parser = harness.parser("learner", __doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a sample, a multiple of 16")
     options = parser.parse_args()
     report = harness.Report("learner", options)
-    sample = make_sample()
-    for name, agent, peer, make_peer in (
-        ("D4PG", D4PG(D4PG_CONFIG, SPEC), "D4PG, Acme's maths", acme_d4pg),
-        ("TD3", TD3(TD3_CONFIG, SPEC), "TD3, plain tf.function", plain_td3),
-    ):
-        calls: dict[str, tuple[Callable[[], object], int]] = {
-            f"{name}, 1 step a call": (ours(agent, sample, 1), 1),
-            f"{name}, 16 steps a call": (ours(agent, sample, 16), 16),
-            f"{name}, 16 steps a call, bfloat16": (ours(in_bfloat16(agent), sample, 16), 16),
-            f"{name}, 16 steps a call, XLA": (ours(agent, sample, 16, "single_device:xla"), 16),
-            peer: (make_peer(sample), 1),
-        }
-        sides = {
-            side: harness.clocked(
-                harness.synchronized(harness.repeated(call, options.steps // steps)),
-                options.steps,
-                "learner steps",
-            )
-            for side, (call, steps) in calls.items()
-        }
-        peers = {side: peer for side in sides if side != peer}
-        report.add(harness.measure(sides, options.rounds), peers)
+    sample, agent, peer = make_sample(), D4PG(D4PG_CONFIG, SPEC), "D4PG, Acme's maths"
+    calls: dict[str, tuple[Callable[[], object], int]] = {
+        "D4PG, 1 step a call": (ours(agent, sample, 1), 1),
+        "D4PG, 16 steps a call": (ours(agent, sample, 16), 16),
+        "D4PG, 16 steps a call, bfloat16": (ours(in_bfloat16(agent), sample, 16), 16),
+        "D4PG, 16 steps a call, XLA": (ours(agent, sample, 16, "single_device:xla"), 16),
+        peer: (acme_d4pg(sample), 1),
+    }
+    sides = {
+        side: harness.clocked(
+            harness.synchronized(harness.repeated(call, options.steps // steps)),
+            options.steps,
+            "learner steps",
+        )
+        for side, (call, steps) in calls.items()
+    }
+    report.add(
+        harness.measure(sides, options.rounds), {side: peer for side in sides if side != peer}
+    )
     report.write()
     harness.end()
 

@@ -1,52 +1,33 @@
-"""The learner from pixels on 1 and 2 replicas, alone and beside an actor; its input; an actor.
+"""The learner from pixels on 1 and 2 replicas, and the parts of an actor.
 
     python -m bench.pixel_learner
 
 D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a rate limit,
 so that the learner runs at full speed. "waited" is the share of the time for which the learner had
 to wait for batches before its steps. "encoders alone" is the minimum work of a step: one encoder
-forward and backward, the other forward, on frames in memory. "input" sides only draw batches, with
-items of several transitions and of one, at our default size and at DrQ-v2's. "actor" sides are the
-parts of an actor's loop, each measured separately. On a machine with one GPU, XLA replaces the
-second replica.
+forward and backward, the other forward, on frames in memory. "actor" sides are the parts of an
+actor's loop, each measured separately. On a machine with one GPU, XLA replaces the second replica.
 """
 
-import contextlib
 import functools
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import reverb
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.agent import ExplorationContext
 from agents.config import resolved
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
-from agents.environment_loop import explore
-from agents.replay.config import FrameReplayConfig
-from agents.replay.input import make_input_fn
-from agents.replay.table import LearnerDemand
 from agents.runs.launching import share_processors
 from agents.task import Task
 from bench import harness
 from environments import PixelConfig
-from environments.engines.batch import EnvironmentsInTurn
 
-FILL, CALLS, REPEATS, BATCHES = 1_000, 10, 20, 64
-# More batches than an input prefetches.
-READY = 32
+FILL, CALLS, REPEATS = 1_000, 10, 20
 WAITED = harness.Unit("share of the time waited", more_is_better=False)
-
-
-class Weights:
-    """Serves a learner's variables to actors."""
-
-    def __init__(self, learner):
-        self.get_variables = learner.get_variables
 
 
 def serve(agent):
@@ -78,16 +59,6 @@ def fill(agent, task, address):
         if timestep.last():
             adder.add_first(environment.reset())
     adder.flush()
-
-
-def act(agent, learner, task, address, stop):
-    """Runs an actor, as in a run, until `stop` is set."""
-    adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
-    context = ExplorationContext(np.random.default_rng(0))
-    actor = agent.make_actor(Weights(learner), [adder], [context])
-    for _ in explore(EnvironmentsInTurn([task.make(seed=2)]), actor):
-        if stop.is_set():
-            return
 
 
 def learner_side(learner) -> harness.Side:
@@ -132,60 +103,10 @@ def encoders_side(agent) -> harness.Side:
     return harness.clocked(work, CALLS, "learner steps")
 
 
-@contextlib.contextmanager
-def actor_beside(agent, learner, task, address) -> Iterator[None]:
-    """Runs an actor in a thread for the duration of a `with` block."""
-    stop = threading.Event()
-    thread = threading.Thread(target=act, args=(agent, learner, task, address, stop))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def input_side(stack: contextlib.ExitStack, name: str, config: PixelD4PGConfig, size: int):
-    """Returns a side: batches of its own table, with frames of `size` pixels."""
-    task = Task(name, PixelConfig(size, size))
-    agent = D4PG(config, task.spec())
-    server, address = serve(agent)
-    stack.callback(server.stop)
-    fill(agent, task, address)
-    demand = LearnerDemand(config.global_batch_size, steps_per_call=1, num_replicas=1)
-    batches = iter(make_input_fn([address], agent.layout, demand)(None))
-
-    def take(count: int) -> None:
-        for _ in range(count):
-            next(batches)
-
-    clocked = harness.clocked(lambda: take(BATCHES), BATCHES, "batches")
-
-    def sample() -> Mapping[harness.Unit, float]:
-        take(READY)
-        return clocked()
-
-    return sample
-
-
-def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Side]:
-    """Returns sides that only read a learner's input; their servers stop with `stack`."""
-    sides = {}
-    for batch, size in ((128, 64), (256, 84)):
-        for length in (8, 1):
-            config = PixelD4PGConfig(
-                global_batch_size=batch, replay=FrameReplayConfig(transitions_per_item=length)
-            )
-            config = resolved(config, {}, PixelConfig().repeats(name))
-            side = f"input, {batch} x {size} x {size}, items of {length}"
-            sides[side] = input_side(stack, name, config, size)
-    return sides
-
-
 def actor_sides(agent, learner, task, address) -> dict[str, harness.Side]:
     """Returns sides: the parts of an actor's loop."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
-    policy = agent.make_evaluator(Weights(learner))
+    policy = agent.make_evaluator(learner)
     environment = task.make(seed=3)
     state = Task(task.name).make(seed=3)
     first = environment.reset()
@@ -232,15 +153,7 @@ def main() -> None:
     bare = "encoders alone"
     sides[bare] = encoders_side(agent)
     report.add(harness.measure(sides, options.rounds), {one: bare, **dict.fromkeys(names[1:], one)})
-    with actor_beside(agent, learners[one], task, address):
-        beside = {f"{name}, beside an actor": sides[name] for name in names}
-        report.add(harness.measure(beside, options.rounds))
     report.add(harness.measure(actor_sides(agent, learners[one], task, address), options.rounds))
-    with contextlib.ExitStack() as stack:
-        sides = input_sides(stack, options.task)
-        eight, single, large_eight, large_single = sides
-        peers = {eight: single, large_eight: large_single}
-        report.add(harness.measure(sides, options.rounds), peers)
     for learner in learners.values():
         learner.close()
     server.stop()

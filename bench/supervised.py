@@ -1,18 +1,13 @@
-"""Supervised learners against Keras' `fit`: ResNet-50 from JPEG files, and a small network.
+"""A supervised learner against Keras' `fit`: ResNet-50 from JPEG files.
 
     python -m bench.supervised
 
-Every side runs in its own process. ResNet-50: 64 x 64 pixels from TFRecords of JPEG files of
+Every side runs in its own process: 64 x 64 pixels from TFRecords of JPEG files of
 ImageNet's usual sizes, which the benchmark makes; this project's learner against
 `tf.keras.applications.ResNet50` under MirroredStrategy on the usual tf.data pipeline: parse, random
-window, decode, flip, batch. The small network: convolutions on 28 x 28 pixels from memory, a
-compiled Keras model in `learners.from_keras`, 10 steps per call, against `fit` of the same model
-with `steps_per_execution=10`.
+window, decode, flip, batch.
 """
 
-import dataclasses
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -22,12 +17,10 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from bench import harness, processes
-from rl_replicator import learners
 
 NUM_CLASSES, LEARNING_RATE, MOMENTUM = 1000, 0.0125, 0.9
-SMALL_BATCH, SMALL_STEPS, STEPS_PER_CALL = 64, 40, 10
+IMAGE_SIZES = ((375, 500), (500, 375), (333, 500), (480, 640), (256, 256))
 RESNET, RESNET_KERAS = "ResNet-50", "ResNet-50, Keras fit"
-SMALL, SMALL_KERAS = "small network", "small network, Keras fit"
 
 
 def resnet(options) -> harness.Side:
@@ -119,61 +112,33 @@ def fitted(model: tf.keras.Model, dataset: tf.data.Dataset, steps: int, batch: i
     return harness.clocked(pauses.take, steps * batch, "images")
 
 
-@dataclasses.dataclass(frozen=True)
-class SmallConfig(learners.KerasConfig):
-    """Settings of the small network."""
-
-    global_batch_size: int = SMALL_BATCH
+SIDES = {RESNET: resnet, RESNET_KERAS: resnet_keras}
 
 
-def model_fn(config: SmallConfig) -> tf.keras.Model:
-    """Makes the small network."""
-    del config
-    layers = tf.keras.layers
-    model = tf.keras.Sequential(
-        [
-            layers.Conv2D(16, 3, activation="relu", input_shape=(28, 28, 1)),
-            layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
-    )
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tf.keras.optimizers.Adam(), loss, steps_per_execution=STEPS_PER_CALL)
-    return model
+def write_images(folder: Path) -> None:
+    """Writes TFRecords with JPEG files of smooth and fine noise, in ImageNet's usual sizes."""
+    for part, files, count in (("train", 8, 128), ("validation", 2, 25)):
+        for file in range(files):
+            path = folder / f"{part}-{file:05d}-of-{files:05d}"
+            with tf.io.TFRecordWriter(str(path)) as writer:
+                for index in range(file, count, files):
+                    writer.write(example(index))
 
 
-def data_fn(config: SmallConfig) -> tf.data.Dataset:
-    """Returns unbatched images of noise."""
-    del config
-    random = np.random.default_rng(0)
-    images = random.uniform(size=(2048, 28, 28, 1)).astype(np.float32)
-    dataset = tf.data.Dataset.from_tensor_slices((images, random.integers(10, size=2048)))
-    return dataset.shuffle(2048)
-
-
-def small(options) -> harness.Side:
-    """Returns a side: steps of the small network with this project."""
-    del options
-    replicator, config = rr.make("single_device"), SmallConfig()
-    learner = learners.from_keras(model_fn, data_fn)(replicator, config)
-    inputs = replicator.make_inputs(learner.input_fn)
-    step = replicator.replicate(learner.step_fn, inputs, STEPS_PER_CALL)
-    calls = harness.repeated(step, SMALL_STEPS // STEPS_PER_CALL)
-    return harness.clocked(harness.synchronized(calls), SMALL_STEPS * SMALL_BATCH, "images")
-
-
-def small_keras(options) -> harness.Side:
-    """Returns a side: steps of the small network with Keras."""
-    del options
-    config = SmallConfig()
-    dataset = data_fn(config).repeat().batch(SMALL_BATCH, drop_remainder=True)
-    return fitted(model_fn(config), dataset.prefetch(tf.data.AUTOTUNE), SMALL_STEPS, SMALL_BATCH)
-
-
-SIDES = {RESNET: resnet, RESNET_KERAS: resnet_keras, SMALL: small, SMALL_KERAS: small_keras}
+def example(index: int) -> bytes:
+    """Returns an image that is decoded as slowly as a photograph."""
+    height, width = IMAGE_SIZES[index % len(IMAGE_SIZES)]
+    random = np.random.default_rng(index)
+    large = tf.image.resize(random.uniform(0, 255, [8, 8, 3]), [height, width])
+    # Fine structure, without which a JPEG would be smaller and faster to decode.
+    noise = tf.image.resize(random.normal(0, 40, [height // 2, width // 2, 3]), [height, width])
+    encoded = tf.io.encode_jpeg(tf.saturate_cast(large + noise, tf.uint8), quality=90).numpy()
+    label = tf.train.Int64List(value=[1 + index % 10])
+    features = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
+        "image/class/label": tf.train.Feature(int64_list=label),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def parse(record: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -219,15 +184,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.data_dir is None:
             options.data_dir = Path(folder)
-            command = [sys.executable, "-m", "bench.image_records", folder, "128"]
-            subprocess.run(command, check=True, cwd=harness.ROOT)
+            write_images(options.data_dir)
         words = ["bench.supervised", "--data-dir", str(options.data_dir)]
         for name in ("precision", "size", "batch", "steps", "replicas"):
             words += [f"--{name}", str(getattr(options, name))]
-        for ours, peer in ((RESNET, RESNET_KERAS), (SMALL, SMALL_KERAS)):
-            commands = {side: [[*words, "--side", side]] for side in (ours, peer)}
-            with processes.groups(commands) as sides:
-                report.add(harness.measure(sides, options.rounds), {ours: peer})
+        commands = {side: [[*words, "--side", side]] for side in SIDES}
+        with processes.groups(commands) as sides:
+            report.add(harness.measure(sides, options.rounds), {RESNET: RESNET_KERAS})
     report.write()
 
 

@@ -8,11 +8,6 @@ names the benchmark, the units that become columns, and, to select figures, patt
     <!-- bench: actors; environment steps/s; only actor* | EnvPool* -->
     <!-- end of bench -->
 
-A table of faults names result files of bench/faults.py:
-
-    <!-- faults: actors_44 job_43 -->
-    <!-- end of faults -->
-
 Tables of suites, from docs/results/*.csv, are described in `bench/suite_tables.py`.
 """
 
@@ -22,7 +17,7 @@ import fnmatch
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +26,6 @@ from bench.harness import RESULTS, ROOT, three_digits
 
 _BLOCK = re.compile(
     r"(?P<begin><!-- bench: (?P<words>[^>]*?) -->\n).*?(?P<end><!-- end of bench -->)", re.S
-)
-_FAULTS = re.compile(
-    r"(?P<begin><!-- faults: (?P<names>[^>]*?) -->\n).*?(?P<end><!-- end of faults -->)", re.S
 )
 _ONLY = "only "
 
@@ -53,39 +45,7 @@ def rewrite(text: str, results: Path, link: str) -> str:
     def table(block: re.Match[str]) -> str:
         return block["begin"] + _table(block["words"], results, link) + block["end"]
 
-    def faults(block: re.Match[str]) -> str:
-        return block["begin"] + _fault_table(block["names"].split(), results) + block["end"]
-
-    return _FAULTS.sub(faults, _BLOCK.sub(table, text))
-
-
-def _fault_table(names: Sequence[str], results: Path) -> str:
-    """Returns a table with a row for each kind of fault, the most frequent first."""
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for name in names:
-        for row in json.loads((results / f"faults_{name}.json").read_text())["faults"]:
-            # `SIGKILL to actor/3, 1 of its 1 ports taken`: drops the actor's index and the counts.
-            kind = re.sub(r"(\w+)/\d+", r"\1", row["fault"].partition(":")[0])
-            kind = re.sub(r"\d+ of its \d+ ports", "its port", kind)
-            kinds.setdefault(kind, []).append(row)
-    lines = [
-        "| fault | times | recovered | first line after, s | recovered after, s | "
-        "learner steps made again |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kind, rows in sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0])):
-        cells = [_range(rows, name) for name in ("noticed_after", "recovered_after", "lost")]
-        recovered = sum(row["recovered_after"] is not None for row in rows)
-        lines.append(f"| {kind} | {len(rows)} | {recovered} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _range(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    values = [row[name] for row in rows if row[name] is not None]
-    if not values:
-        return ""
-    least, most = f"{min(values):,.0f}", f"{max(values):,.0f}"
-    return least if least == most else f"{least} to {most}"
+    return _BLOCK.sub(table, text)
 
 
 def _table(words: str, results: Path, link: str) -> str:

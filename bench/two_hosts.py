@@ -37,36 +37,39 @@ _NUM_ACTORS = 4
 _START_SECS = 60.0
 _RECOVERY_SECS = 300.0
 _NOBODY = "02:00:00:00:00:99"
-_MESSAGES_PER_SEC = 17  # Of one actor, which sleeps 0.05 s after each.
+_SILENT_SECS = 2.0  # An actor that is not heard for so long does not live.
 
 _PROGRAM = '''
-import threading
+import threading, time, uuid
 import ray
 import launchpad as lp
 
 class Learner:
-    """Counts what the actors send, by the host that they run on."""
+    """Remembers when it has heard each actor, and from where."""
 
     def __init__(self):
-        self._lock, self._hosts = threading.Lock(), {}
+        self._lock, self._heard = threading.Lock(), {}
 
-    def add(self, host, file):
+    def add(self, actor, host, file):
         with self._lock:
-            self._hosts.setdefault(host, [0, file])[0] += 1
+            self._heard[actor] = (time.monotonic(), host, file)
 
-    def hosts(self):
-        return self._hosts
+    def heard(self, seconds):
+        """Returns host and file of each actor that was heard within some seconds."""
+        with self._lock:
+            since = time.monotonic() - seconds
+            return [found[1:] for found in self._heard.values() if found[0] >= since]
 
 class Actor:
-    """Sends its host and the file that this class came from, again and again."""
+    """Sends its name, its host and the file that this class came from, again and again."""
 
     def __init__(self, learner):
-        self._learner = learner
+        self._learner, self._name = learner, uuid.uuid4().hex
 
     def run(self):
         host = ray.util.get_node_ip_address()
         while not lp.wait_for_stop(0.05):
-            self._learner.add(host, __file__)
+            self._learner.add(self._name, host, __file__)
 '''
 
 
@@ -173,11 +176,12 @@ def _launch(fault: str, seconds: float) -> None:
 
 def _show_hosts(client: Any) -> None:
     """Prints where the actors are."""
-    time.sleep(2)
-    before = client.hosts()
-    for host, (count, file) in sorted(before.items()):
-        print(f"actors on {host} sent {count} messages; their code came from {file}")
-    assert set(before) == set(HOSTS.values()), f"expected both hosts, got {set(before)}"
+    time.sleep(_SILENT_SECS)
+    heard = client.heard(_SILENT_SECS)
+    for host, file in sorted(set(heard)):
+        print(f"{heard.count((host, file))} actors on {host}; their code came from {file}")
+    hosts = {host for host, _ in heard}
+    assert hosts == set(HOSTS.values()), f"expected both hosts, got {hosts}"
 
 
 def _lose_second_host(client: Any, fault: str) -> None:
@@ -214,25 +218,18 @@ def _await_actors(client: Any, hosts: list[str], since: float) -> None:
     while (alive := _count_actors(client, hosts)) < _NUM_ACTORS:
         waited = time.monotonic() - since
         assert waited < _RECOVERY_SECS, f"only {alive} actors live after {waited:.0f} s"
+        time.sleep(0.2)
     print(f"all actors were heard {time.monotonic() - since:.1f} s later", flush=True)
 
 
-def _messages(client: Any, hosts: list[str]) -> int:
-    counts = client.hosts()
-    return sum(counts.get(host, [0])[0] for host in hosts)
-
-
 def _count_actors(client: Any, hosts: list[str]) -> int:
-    """Returns how many actors send from these hosts, estimated from one second of messages."""
+    """Returns how many actors have been heard from these hosts lately."""
     import launchpad as lp
 
     try:
-        before, started = _messages(client, hosts), time.monotonic()
-        time.sleep(1)
-        rate = (_messages(client, hosts) - before) / (time.monotonic() - started)
+        return sum(host in hosts for host, _ in client.heard(_SILENT_SECS))
     except lp.CourierUnavailableError:  # The learner was on the lost host.
         return 0
-    return round(rate / _MESSAGES_PER_SEC)
 
 
 def _train(environment: dict[str, str], directory: str) -> None:

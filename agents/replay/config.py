@@ -93,7 +93,7 @@ class FrameReplayConfig(ReplayConfig):
     """Transitions sampled for each one inserted, on average over the run."""
     chunk_length: int = 4
     """Frames that are compressed together. More frames take less memory but more time to sample,
-    because whole chunks are decompressed (`bench/pixel_replay.py`)."""
+    because whole chunks are decompressed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ import tensorflow as tf
 from agents.replay.frames import FrameLayout
 
 # Bytes in addition to the frames, in table and allocator: per item, however many transitions it
-# has, and per transition. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
+# has, and per transition. Fitted to measurements with chunks of 4.
 _BYTES_PER_ITEM = 1_500
 _BYTES_PER_TRANSITION = 250
 _FRAMES = 60

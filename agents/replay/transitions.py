@@ -14,7 +14,7 @@ TABLE = "replay"
 
 # Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
 # costs several times as much as its row, and a separate chunk takes 840 bytes; but a sampled row is
-# decompressed with its whole chunk (`bench/replay_rows.py`).
+# decompressed with its whole chunk.
 _ROWS_PER_CHUNK = 8
 _REMEDIES = {
     "environment": "make its spec and its steps agree",
@@ -235,7 +235,7 @@ class TransitionLayout:
 
     A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
     At these sizes Reverb's cost to insert and to sample grows with the number of columns, not of
-    bytes: one column makes both two to three times cheaper than five (`bench/replay_rows.py`).
+    bytes: one column makes both two to three times cheaper than five (docs/speed.md).
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from environments.errors import EnvironmentUsageError
 
 # The version whose tasks were compared with those of dm_control.
 VERSION = "1.2.5"
-# Tasks that `bench/envpool_tasks.py` could not compare with those of dm_control: their observations
-# do not determine the state, so an error in them would go unnoticed.
+# Tasks that could not be compared with those of dm_control: their observations do not determine the
+# state, so an error in them would go unnoticed.
 NOT_COMPARED = frozenset(
     {
         *("dog:fetch", "dog:run", "dog:stand", "dog:trot", "dog:walk"),

@@ -38,7 +38,7 @@ class RenderSettings:
 EXACT = RenderSettings()
 # Keeps colours, textures and shapes. Sky and haze remain, because they cost little and make up most
 # of a frame's colour. A sphere of 16 x 8 faces differs from one of 28 x 16 by a fifth of a grey
-# level at 64 pixels, and takes half the time. `bench/rendering.py` measures every setting.
+# level at 64 pixels, and takes half the time.
 FAST = RenderSettings(
     flags_off=("shadow", "reflection"),
     quality=(("offsamples", 0), ("shadowsize", 0), ("numslices", 16), ("numstacks", 8)),

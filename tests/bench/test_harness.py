@@ -14,8 +14,8 @@ from bench import compare, harness, tables
 RATE, COST = harness.Unit("steps/s"), harness.Unit("bytes", more_is_better=False)
 # Faults are counted, not timed in turn: their files have another format.
 FILES = sorted(set(harness.RESULTS.glob("*.json")) - set(harness.RESULTS.glob("faults_*.json")))
-TOOLS = {"__init__", "__main__", "compare", "harness", "image_records", "processes"}
-TOOLS |= {"damaged_run", "fault_kinds", "programs", "suite_tables", "tables"}
+TOOLS = {"__init__", "__main__", "compare", "harness", "processes"}
+TOOLS |= {"damaged_run", "fault_kinds", "suite_tables", "tables"}
 
 
 def write(path, **samples):
@@ -61,7 +61,7 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     document = json.loads(path.read_text())
     assert set(document["about"]) == {
         *("benchmark", "date", "command", "cpu", "cores", "gpus", "load_at_start"),
-        *("allocator", "python", "versions"),
+        *("python", "versions"),
     }
     row = document["rows"][0]
     assert (row["figure"], row["unit"], row["better"]) == ("ours", "steps/s", "more")
@@ -202,20 +202,3 @@ def test_a_benchmark_says_how_to_run_it_and_uses_the_harness(name):
     assert re.search(rf"^    python -m bench\.{name}$", ast.get_docstring(ast.parse(text)), re.M)
     assert f'harness.parser("{name}", __doc__)' in text
     assert f'harness.Report("{name}", options)' in text
-
-
-def test_a_table_of_faults_joins_roles_and_keeps_what_was_not_survived(tmp_path):
-    def fault(name, recovered, lost):
-        return {"fault": name, "noticed_after": 0.2, "recovered_after": recovered, "lost": lost}
-
-    faults = [
-        fault("SIGKILL to actor/3, 1 of its 2 ports taken", 1.0, 5),
-        fault("SIGKILL to actor/0, 1 of its 1 ports taken", None, 1500),
-        fault("full disk: status 2", 12.6, 0),
-    ]
-    (tmp_path / "faults_actors_1.json").write_text(json.dumps({"faults": faults}))
-    text = "a\n<!-- faults: actors_1 -->\nold\n<!-- end of faults -->\n"
-    assert tables.rewrite(text, tmp_path, "").splitlines()[4:-1] == [
-        "| SIGKILL to actor, its port taken | 2 | 1 | 0 | 1 | 5 to 1,500 |",
-        "| full disk | 1 | 1 | 0 | 13 | 0 |",
-    ]
