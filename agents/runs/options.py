@@ -75,7 +75,7 @@ class AgentOptions:
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
     track: tuple[str, ...] = ()
-    """Trackers for metrics, besides CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
+    """Trackers for metrics, besides CSV files and TensorBoard: `wandb`, `mlflow`."""
     profile_steps: str | None = None
     """Learner steps to profile for TensorBoard, START:END."""
     keep_checkpoints: int = 2

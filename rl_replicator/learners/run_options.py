@@ -25,7 +25,7 @@ class RunOptions:
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of that."""
     track: tuple[str, ...] = ()
-    """Trackers for metrics, besides CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
+    """Trackers for metrics, besides CSV files and TensorBoard: `wandb`, `mlflow`."""
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep; the one with the best evaluation is kept, too."""
     evaluation_seconds: float = 3600.0

@@ -122,7 +122,8 @@ class MetricWriter:
         with self._lock, space_needed():
             numbers = {name: float(value) for name, value in values.items()}
             self._table(group).write(int(step), self.seconds, numbers)
-            self._all_trackers().write(group, int(step), self.seconds, numbers)
+            row = (group, int(step), self.seconds, numbers)
+            self._all_trackers().each(lambda tracker: tracker.write(*row))
             board = self._board(group)
             for name, value in numbers.items():
                 board.add_scalar(name, value, step)
@@ -148,8 +149,8 @@ class MetricWriter:
     def discard_beyond_resume(self, group: str) -> None:
         """Removes the rows of a group beyond `resume_step` now, if it has any rows.
 
-        TensorBoard hides them from now on, and trackers that can do so remove them, too. Otherwise
-        a run that is continued again before the group's next row would leave them there.
+        TensorBoard hides them from now on. Otherwise a run that is continued again before the
+        group's next row would leave them there.
 
         Args:
           group: see `write`.
@@ -160,7 +161,6 @@ class MetricWriter:
         with self._lock, space_needed():
             if self._path(group).exists():
                 self._table(group)
-                self._all_trackers().discard(group)
                 self._board(group).flush()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class MetricWriter:
             self._tables.clear()
             self._boards.clear()
             if self._trackers is not None:
-                self._trackers.close()
+                self._trackers.each(lambda tracker: tracker.close())
                 self._trackers = None
             self._resume_step = None
 
@@ -191,7 +191,7 @@ class MetricWriter:
 
     def _all_trackers(self) -> Trackers:
         if self._trackers is None:
-            self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
+            self._trackers = Trackers(self._run_dir, self._x_axis)
         return self._trackers
 
     def _board(self, group: str) -> EventFile:

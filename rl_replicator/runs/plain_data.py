@@ -96,6 +96,20 @@ def as_stored(config: Any, group: str = "") -> Any:
     return stored
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns settings by dotted name, without groups.
+
+    Args:
+      settings: plain data.
+      prefix: goes before all names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_group = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+    return found
+
+
 def stored_part(identity: Mapping[str, Any], name: str, kind: type) -> Any:
     """Returns a part of the identity that a run has stored.
 

@@ -14,6 +14,7 @@ import numpy as np
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
+from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score, rows_that_count
 
@@ -279,7 +280,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     identity, options = config["identity"], config.get("options", {})
     asked = {"agent": options.get("agent"), "pixels": options.get("frame")}
-    settings = _flat({**identity, **{name: one for name, one in asked.items() if one}})
+    settings = flat({**identity, **{name: one for name, one in asked.items() if one}})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
     return {name: _one_spelling(value) for name, value in settings.items() if name not in _SEEDS}
 
@@ -303,16 +304,8 @@ def seed_of(config: Mapping[str, Any]) -> Any:
     Args:
       config: the config from `RunDirectory.config`.
     """
-    settings = _flat(config["identity"])
+    settings = flat(config["identity"])
     return next((settings[name] for name in _SEEDS if name in settings), None)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in settings.items():
-        nested = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else None
-        flat.update({f"{prefix}{name}": value} if nested is None else nested)
-    return flat
 
 
 def _evaluations(run_dir: Path, figure: str | None, score: Score | None) -> Series:

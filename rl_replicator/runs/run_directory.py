@@ -25,6 +25,7 @@ from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.runs import whole_file
 from rl_replicator.runs.plain_data import as_stored, to_plain
 
 # The value of a setting that is determined at the start of a run.
@@ -49,11 +50,9 @@ FREE_OPTIONS = (
 LENGTHS = ("steps", "epochs")
 
 _CONFIG = "config.json"
-_NEW_CONFIG = "config.json.new"
 _LOCK = ".lock"
-# How long other processes that check the lock of a run may keep it from a process that wants to
-# train, in seconds.
-_SECONDS_OF_A_LOOK = 10.0
+# How often and after how many seconds a lock is tried again: `is_live` takes it for a moment.
+_TRIES, _SECONDS_BETWEEN_TRIES = 5, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +96,12 @@ class RunDirectory:
           UsageError: if there is none.
           CheckpointError: if its manifest cannot be read.
         """
-        folder = self.best if best else self.checkpoints
-        checkpointer = Checkpointer(folder)
+        checkpointer = Checkpointer(self.best if best else self.checkpoints)
         if checkpointer.latest() is None:
-            remedy = (
-                "the run keeps one after its first evaluation; leave --best out"
-                if best
-                else "train for longer, or continue the run with --run-dir"
+            raise UsageError(
+                f"expected a checkpoint in {self.best if best else self.checkpoints}, found none "
+                "yet; train for longer (the best one is kept after the first evaluation)"
             )
-            raise UsageError(f"expected a checkpoint in {folder}, found none yet; {remedy}")
         return checkpointer
 
     @property
@@ -143,20 +139,14 @@ class RunDirectory:
             ) from None
         except (OSError, ValueError) as error:
             raise UsageError(f"expected a run's settings in {path}, got {error}") from None
-        is_one = isinstance(config, dict) and all(
-            isinstance(group, dict) for group in (config.get("identity"), config.get("options", {}))
+        groups = (
+            [config.get("identity"), config.get("options", {})]
+            if isinstance(config, dict)
+            else [None]
         )
-        if not is_one:
+        if not all(isinstance(group, dict) for group in groups):
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
-
-    @property
-    def described(self) -> int:
-        """Time of the last `describe`, in nanoseconds of the file system's clock; 0 if never."""
-        try:
-            return (self.path / _CONFIG).stat().st_mtime_ns
-        except OSError:
-            return 0
 
     @property
     def collection(self) -> str:
@@ -215,15 +205,10 @@ class RunDirectory:
         exists = self.exists
         if exists:
             _check_same(self.path, self.config()["identity"], _stored(trainable, identity), free)
-        elif self.path.exists() and not self.path.is_dir():
+        elif self.path.exists() and not self._is_empty():
             raise UsageError(
-                f"expected a directory for the run, got {self.path}, which is a file; choose "
-                "another --run-dir"
-            )
-        elif self._has_other_files():
-            raise UsageError(
-                f"expected an empty or new directory, or that of a run, got {self.path} with other "
-                "files in it; choose another --run-dir"
+                f"expected an empty or new directory, or that of a run, got {self.path}, which "
+                "is a file, or has other files in it; choose another --run-dir"
             )
         with self.locked():
             yield exists
@@ -246,24 +231,16 @@ class RunDirectory:
         Raises:
           UsageError: if it cannot be written.
         """
-        identity = {"trainable": trainable, **identity}
-        config: dict[str, Any] = {
+        config = {
             "trainable": trainable,
-            "identity": identity,
+            "identity": {"trainable": trainable, **identity},
             "options": options,
+            **({} if score is None else {"score": score}),
         }
-        if score is not None:
-            config["score"] = score
-        self._write(config)
-
-    def _write(self, config: Mapping[str, Any]) -> None:
-        new = self.path / _NEW_CONFIG
         try:
-            new.write_text(json.dumps(config, indent=2) + "\n")
-            os.replace(new, self.path / _CONFIG)
+            with whole_file.replacing(self.path / _CONFIG) as new:
+                new.write_text(json.dumps(config, indent=2) + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
             raise self._unwritable(error) from None
 
     @property
@@ -288,18 +265,11 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+            lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            try:
-                is_taken = _take(lock)
-            except OSError as error:
-                raise UsageError(
-                    f"expected a file system with locks (flock) for the run directory {self.path}, "
-                    f"got {error}; choose a --run-dir on another one"
-                ) from None
-            if not is_taken:
+            if not self._take(lock):
                 raise UsageError(
                     f"another process trains in {self.path}; wait for it, or choose another "
                     "--run-dir"
@@ -312,32 +282,26 @@ class RunDirectory:
         finally:
             os.close(lock)
 
-    def _has_other_files(self) -> bool:
-        if not self.path.is_dir():
-            return False
-        return any(path.name not in (_LOCK, _NEW_CONFIG) for path in self.path.iterdir())
+    def _take(self, lock: int) -> bool:
+        """Takes the lock; returns False if another process has it."""
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+            except OSError as error:
+                raise UsageError(
+                    f"expected a file system with locks (flock) for the run directory {self.path}, "
+                    f"got {error}; choose a --run-dir on another one"
+                ) from None
+        return False
+
+    def _is_empty(self) -> bool:
+        return self.path.is_dir() and all(path.name == _LOCK for path in self.path.iterdir())
 
     def _unwritable(self, error: OSError) -> UsageError:
         return cannot_write(f"cannot write to the run directory {self.path}: {error}", error)
-
-
-def _take(lock: int) -> bool:
-    """Takes the lock of a run; returns False if another process trains."""
-    deadline = time.monotonic() + _SECONDS_OF_A_LOOK
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            # `is_live` takes a shared lock for a moment; a process that trains, an exclusive one.
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
 
 
 def _stored(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -473,14 +437,12 @@ def choose(
             )
         yield found
     else:
-        made = [folder for folder in (root, *root.parents) if not os.path.exists(folder)]
         run = _new(root, base)
         try:
             yield run
         except BaseException:
-            for folder in (run.path, *made):
-                with contextlib.suppress(OSError):  # It is not empty.
-                    folder.rmdir()
+            with contextlib.suppress(OSError):  # It is not empty.
+                run.path.rmdir()
             raise
 
 

@@ -14,7 +14,7 @@ NOT_NUMBERS = {"--env", "--run-dir", "--resume", "--data-dir", "--features"}
 # Options that their errors do not repeat, and what these mention instead.
 MENTIONED = {"--replicas": "replica"}
 # A run directory that is refused last, after everything else has been checked.
-OTHER_FILES = "with other files in it"
+OTHER_FILES = "has other files in it"
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,10 @@ def test_every_option_refuses_what_makes_no_sense(capsys, tmp_path, name):
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--resume"), "found none"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "gs://bucket/run"), "mounted"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "a-file/run"), "cannot write"),
-        (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "a-file"), "a-file, which is a file"),
+        (
+            ("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "a-file"),
+            "a-file, which is a file, or has",
+        ),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "multi_device:0"), "expected"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "²"), "expected a replicator"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "multi_worker:1"), "at least 2"),

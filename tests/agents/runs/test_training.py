@@ -263,7 +263,7 @@ def test_a_run_without_an_intact_checkpoint_is_refused_before_anything_starts(ru
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(UsageError, match="other files"):
+    with pytest.raises(UsageError, match="has other files"):
         d4pg.command.train(options(tmp_path))
     with pytest.raises(UsageError, match="expected the directory of a run"):
         d4pg.command.evaluate(tmp_path, 1, 0)
@@ -417,7 +417,7 @@ def test_a_failure_of_the_listener_is_recorded_and_told_to_trackers(tmp_path, mo
     failed = []
     monkeypatch.setattr(training.trackers, "fail", failed.append)
     with pytest.raises(ValueError, match="not good enough"):
-        d4pg.command.train(options(tmp_path / "run", track=("jsonl",)), Failing())
+        d4pg.command.train(options(tmp_path / "run"), Failing())
     assert failed == [RunDirectory(tmp_path / "run")]
     assert events.read(tmp_path / "run")[-1].event == "failed"
 

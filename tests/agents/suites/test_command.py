@@ -378,7 +378,7 @@ def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(t
     # An earlier version stored no free options.
     RunDirectory(tmp_path).describe("suite", plan(n_step=5).identity, {})
     for keep in (2, 3):
-        free = {"keep_checkpoints": keep, "track": ["jsonl"] * keep, "env_timeout": 100.0 * keep}
+        free = {"keep_checkpoints": keep, "track": ["wandb"] * keep, "env_timeout": 100.0 * keep}
         assert command.run(plan(n_step=5, **free)) == 0
     with pytest.raises(UsageError, match=r"other settings \(n_step was 5 and is now 3\)"):
         command.run(plan(n_step=3, keep_checkpoints=4))

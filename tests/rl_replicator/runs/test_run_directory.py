@@ -14,10 +14,8 @@ from rl_replicator.runs.run_directory import RunDirectory, choose
 
 
 def test_a_look_at_the_lock_does_not_refuse_a_run(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path)
-    with run.locked():
-        assert run.is_live
-    sleep, lock = run_directory.time.sleep, os.open(tmp_path / ".lock", os.O_RDWR)
+    run, sleep = RunDirectory(tmp_path), run_directory.time.sleep
+    lock = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_SH)
 
     def look_away(seconds):
@@ -74,7 +72,7 @@ def test_runs_on_a_disk_that_is_not_there(tmp_path):
 def test_a_run_that_is_refused_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="refused"), new(tmp_path / "runs"):
         raise UsageError("refused")
-    assert not any(tmp_path.iterdir())
+    assert not any((tmp_path / "runs").iterdir())
     with pytest.raises(UsageError, match="failed"), new(tmp_path / "runs") as run:
         run.describe("agent", {}, {})
         raise UsageError("failed")

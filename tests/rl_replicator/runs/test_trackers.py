@@ -14,10 +14,9 @@ from tensorboard.backend.event_processing import event_accumulator
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import trackers
+from rl_replicator.runs import trackers, wandb_tracker
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.trackers import registry, wandb_tracker
 
 
 def make_run(path, *names, **options):
@@ -35,26 +34,9 @@ def write(run_dir, resume_step=None, steps=(10, 20)):
     writer.close()
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_json_lines_and_a_run_that_goes_on_behind_its_checkpoint(tmp_path):
-    run_dir = make_run(tmp_path / "run", "jsonl")
-    write(run_dir)
-    with (run_dir / "metrics/actor.jsonl").open("a") as file:
-        file.write('{"environment_steps": 30, "ret')  # From a killed process.
-    write(run_dir, resume_step=10, steps=(15,))
-    rows = lines(run_dir / "metrics/actor.jsonl")
-    assert [(row["environment_steps"], row["return"]) for row in rows] == [(10, 2.5), (15, 3.75)]
-    assert all(row["wall_time"] >= 0 for row in rows)
-    assert lines(run_dir / "metrics/evaluator.jsonl")[-1]["return"] is None
-    assert read_metrics(run_dir, "actor")["environment_steps"].tolist() == [10, 15]
-
-
-def test_rows_that_were_discarded_stay_so_in_all_places(tmp_path):
+def test_rows_that_were_discarded_stay_so(tmp_path):
     """The run is continued twice without a row of this group, each time after a checkpoint."""
-    run_dir = make_run(tmp_path / "run", "jsonl")
+    run_dir = make_run(tmp_path / "run")
     write(run_dir, steps=(10, 20))
     for resume_step in (15, 25):
         writer = MetricWriter(run_dir, "environment_steps", resume_step)
@@ -62,15 +44,10 @@ def test_rows_that_were_discarded_stay_so_in_all_places(tmp_path):
         writer.write("actor", resume_step + 1, {"return": 1.0})
         writer.close()
     assert read_metrics(run_dir, "evaluator")["environment_steps"].tolist() == []
-    assert lines(run_dir / "metrics/evaluator.jsonl") == []
     board = event_accumulator.EventAccumulator(str(run_dir / "tensorboard" / "evaluator"))
     board.Reload()
     assert board.Scalars("return") == []
-    assert [row["environment_steps"] for row in lines(run_dir / "metrics/actor.jsonl")] == [
-        10,
-        16,
-        26,
-    ]
+    assert read_metrics(run_dir, "actor")["environment_steps"].tolist() == [10, 16, 26]
 
 
 def test_without_trackers_there_are_csv_files_only(tmp_path):
@@ -81,37 +58,54 @@ def test_without_trackers_there_are_csv_files_only(tmp_path):
     ]
 
 
-class Failing:
-    """A tracker whose server stops answering."""
+class Kept(trackers.Tracker):
+    """Keeps its rows."""
 
-    rows = 0
+    rows: list = []
 
-    def __init__(self, run_dir, x_axis, resume_step):
-        pass
+    def __init__(self, run_dir, x_axis):
+        assert x_axis in ("environment_steps", "")
 
     def write(self, group, step, seconds, values):
-        Failing.rows += 1
+        self.rows.append((group, step, values["return"]))
+
+
+class Failing(Kept):
+    """A tracker whose server stops answering."""
+
+    rows: list = []
+
+    def write(self, *row):
+        self.rows.append(row)
         raise ConnectionError("no route\nto host")
 
     def close(self):
         raise AssertionError("it was left out")
 
 
-def test_one_that_fails_is_left_out_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    entry = importlib.metadata.EntryPoint("failing", f"{__name__}:Failing", registry.GROUP)
-    entries = importlib.metadata.EntryPoints([entry])
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda **kw: entries.select(**kw))
-    trackers.check(["failing", "jsonl"])
+@pytest.fixture
+def registered(monkeypatch):
+    names = {"kept": "Kept", "failing": "Failing"}
+    entries = importlib.metadata.EntryPoints(
+        importlib.metadata.EntryPoint(name, f"{__name__}:{kind}", trackers.GROUP)
+        for name, kind in names.items()
+    )
+    monkeypatch.setattr(trackers.metadata, "entry_points", lambda **kw: entries.select(**kw))
+
+
+@pytest.mark.usefixtures("registered")
+def test_one_that_fails_is_left_out_and_the_run_goes_on(tmp_path, caplog):
+    trackers.check(["failing", "kept"])
     with caplog.at_level(logging.WARNING):
-        write(make_run(tmp_path / "run", "failing", "jsonl"))
-    assert Failing.rows == 1 and len(lines(tmp_path / "run/metrics/actor.jsonl")) == 2
+        write(make_run(tmp_path / "run", "failing", "kept"))
+    assert len(Failing.rows) == 1 and Kept.rows[:2] == [("actor", 10, 2.5), ("actor", 20, 5.0)]
     assert "--track failing: left out from now on: no route to host" in caplog.text
 
 
 def test_names_and_packages_are_checked_before_a_run(monkeypatch):
-    with pytest.raises(UsageError, match=r"--track: expected one of jsonl, .* did you mean wandb"):
+    with pytest.raises(UsageError, match=r"--track: expected one of mlflow, wandb, .*mean wandb"):
         trackers.check(["wandbb"])
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"expected the package mlflow, .*rl-replicator\[mlflow\]"):
         trackers.check(["mlflow"])
 
@@ -239,22 +233,6 @@ def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch
     assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
 
 
-def test_the_files_of_a_run_that_was_moved_are_in_mlflow_there(tmp_path, monkeypatch):
-    import mlflow
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    write(run_dir := make_run(tmp_path / "run", "mlflow"))
-    moved = run_dir.rename(tmp_path / "moved here")
-    complete(moved)
-    assert not run_dir.exists()
-    client = mlflow.MlflowClient((moved / "mlflow").as_uri())
-    run_id = (moved / "mlflow-run").read_text()
-    names = [file.path for file in client.list_artifacts(run_id)]
-    assert sorted(names) == ["checkpoint", "evaluation.mp4", "evaluation.png"]
-    (plot,) = (moved / "mlflow").rglob("evaluation.png")
-    assert plot.read_bytes() == b"a plot"
-
-
 def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -280,8 +258,9 @@ def test_weights_and_biases_is_told_that_a_run_has_failed(tmp_path, monkeypatch)
     assert ending.exit_code == 1
 
 
+@pytest.mark.usefixtures("registered")
 def test_a_tracker_without_files_and_failures_goes_on(tmp_path, caplog):
-    run_dir = make_run(tmp_path / "run", "jsonl")
+    run_dir = make_run(tmp_path / "run", "kept")
     with caplog.at_level(logging.WARNING):
         complete(run_dir)
         trackers.fail(RunDirectory(run_dir))

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.trackers import Tracker
 
 _PROJECT = "rl-replicator"
 _RUN_ID = "wandb-run"
@@ -15,18 +16,16 @@ _RUN_ID = "wandb-run"
 _OPEN: dict[str, Any] = {}
 
 
-class WandbTracker:
-    """A run of Weights & Biases, with the settings and the state of git; see `Tracker`."""
+class WandbTracker(Tracker):
+    """A run of Weights & Biases, with the settings and the state of git."""
 
-    def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
+    def __init__(self, run_dir: Path, x_axis: str):
         """Begins or continues the run in Weights & Biases.
 
         Args:
           run_dir: the run's directory, where the files of an offline run go.
           x_axis: name of the x-axis.
-          resume_step: unused: rows have their step, and later ones replace them in plots.
         """
-        del resume_step
         self._x_axis = x_axis
         self._known: set[str] = set()
         self._exit_code = 0

@@ -5,10 +5,11 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_replicator.runs import whole_file
+from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory, options_used
+from rl_replicator.runs.trackers import Tracker
 
 _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
@@ -18,61 +19,54 @@ _LONGEST = 500
 _REFUSED = re.compile(r"[^\w.:/ -]")
 
 
-class MLflowTracker:
-    """A run of MLflow, with the settings as parameters and the commit; see `Tracker`."""
+class MLflowTracker(Tracker):
+    """A run of MLflow, with the settings as parameters and the commit."""
 
-    def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
+    def __init__(self, run_dir: Path, x_axis: str):
         """Begins or continues the run in MLflow.
 
         Args:
           run_dir: the run's directory.
           x_axis: unused: all metrics in MLflow have the same x-axis, the step.
-          resume_step: unused: MLflow keeps rows that are written again.
         """
         import mlflow
 
-        del x_axis, resume_step
+        del x_axis
         self._status = "FINISHED"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        self._folder: Path | None = None
         if uri is None:  # A folder, which needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            self._folder = (run_dir / "mlflow").resolve()
-            uri = self._folder.as_uri()
+            uri = (run_dir / "mlflow").resolve().as_uri()
         self._client = mlflow.MlflowClient(uri)
         stored = run_dir / _RUN_ID
         if stored.exists():
             self._run_id = stored.read_text()
             self._client.update_run(self._run_id, status="RUNNING")
             return
+        run = RunDirectory(run_dir)
         found = self._client.get_experiment_by_name(_EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
-        run = self._client.create_run(
-            experiment, tags=_commit(), run_name=RunDirectory(run_dir).name
-        )
-        self._run_id = run.info.run_id
+        begun = self._client.create_run(experiment, tags=_commit(), run_name=run.name)
+        self._run_id = begun.info.run_id
         with whole_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(self._run_id)
-        for name, value in _flat("", options_used(RunDirectory(run_dir).config())):
+        for name, value in flat(options_used(run.config())).items():
             name = _REFUSED.sub("_", name)
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Logs a row."""
+        """See `Tracker`."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        row = {"wall_time": seconds, **values}
         metrics = [
             Metric(_REFUSED.sub("_", f"{group}/{name}"), value, now, step)
-            for name, value in row.items()
+            for name, value in {"wall_time": seconds, **values}.items()
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def add_files(self, files: Mapping[str, Path]) -> None:
         """Logs the files as artifacts of the run."""
-        if self._folder is not None:
-            _place_artifacts(self._folder, self._run_id)
         for name, path in files.items():
             if path.is_dir():
                 self._client.log_artifacts(self._run_id, str(path), name)
@@ -86,18 +80,6 @@ class MLflowTracker:
     def close(self) -> None:
         """Ends the run in MLflow."""
         self._client.set_terminated(self._run_id, self._status)
-
-
-def _place_artifacts(folder: Path, run_id: str) -> None:
-    """Makes MLflow look for a run's artifacts in the run directory.
-
-    MLflow stores an absolute path when the run begins, but the directory may be moved or copied.
-    """
-    for path in folder.glob(f"*/{run_id}/meta.yaml"):
-        place = f"artifact_uri: {(path.parent / 'artifacts').as_uri()}"
-        text = re.sub(r"^artifact_uri:.*", place, path.read_text(), flags=re.MULTILINE)
-        with whole_file.replacing(path) as new:
-            new.write_text(text)
 
 
 def _commit() -> dict[str, str]:
@@ -114,13 +96,3 @@ def _commit() -> dict[str, str]:
         return {"mlflow.source.git.commit": head.commit.hexsha}
     except (git.InvalidGitRepositoryError, ValueError):  # ValueError: no commit yet.
         return {}
-
-
-def _flat(prefix: str, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found += _flat(f"{prefix}{name}.", value)
-        else:
-            found.append((f"{prefix}{name}", value))
-    return found
