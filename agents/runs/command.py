@@ -178,11 +178,19 @@ class AgentCommand:
         Raises:
           UsageError: if there is no run or no checkpoint.
         """
+        from agents.environment_loop import evaluation_episode
         from agents.nodes.evaluation_figures import counted
-        from agents.runs.restored import evaluate
+        from agents.policies.policy import restore
+        from rl_replicator.runs.run_directory import RunDirectory
         from rl_replicator.runs.statistics import number
 
-        returns = evaluate(self, run_dir, episodes, seed, best)
+        policy = restore(RunDirectory(run_dir), self, best)
+        with policy.make_environment(seed) as environment:
+            played = [
+                evaluation_episode(environment, policy.actor, policy.max_actions)
+                for _ in range(episodes)
+            ]
+        returns = [episode.episode_return for episode in played if episode is not None]
         mean = sum(returns) / len(returns)
         print(
             f"return {number(mean)} (min {number(min(returns))}, max {number(max(returns))}, "
@@ -222,10 +230,20 @@ class AgentCommand:
         Raises:
           UsageError: if there is no run or no checkpoint.
         """
-        from agents.runs.restored import film
+        from agents.policies import playing, video_file
+        from agents.policies.policy import restore
+        from rl_replicator.runs.run_directory import RunDirectory
         from rl_replicator.runs.statistics import number
 
-        path, episode_return = film(self, run_dir, output, seed)
+        run = RunDirectory(run_dir)
+        path = output or run.path / "evaluation.mp4"
+        run.config()  # Raises if there is no run, before a directory is made.
+        with video_file.film(path) as add:
+            policy = restore(run, self)
+            with policy.make_environment(seed) as environment:
+                (episode_return,) = playing.play(
+                    environment, policy.actor, policy.task, policy.max_actions, add, episodes=1
+                )
         print(f"video {path} (return {number(episode_return)})")
         return 0
 

@@ -232,10 +232,3 @@ class PixelAgentOptions(AgentOptions):
         """See `AgentOptions`."""
         pixels = to_plain(self.frame) | {"action_repeat": self.task.action_repeat}
         return super().identity | {"pixels": pixels}
-
-    def plain(self) -> dict[str, Any]:
-        """See `AgentOptions`; the task's default action repeat is stored as None."""
-        plain = super().plain()
-        if self.task.action_repeat == PixelConfig().repeats(self.env):
-            plain["frame"]["action_repeat"] = None
-        return plain

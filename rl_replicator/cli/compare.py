@@ -45,10 +45,9 @@ def run(args: Sequence[str]) -> int:
     """
     chosen = options.parse(CompareOptions, "rl-replicator compare", args)
     # Imported after the options are parsed, so that mistakes are reported immediately.
-    from rl_replicator.cli import evaluations
-    from rl_replicator.runs import comparison
+    from rl_replicator.runs import comparison, selection
 
-    compared = comparison.configs(evaluations.read(chosen.run_dirs, chosen.figure))
+    compared = comparison.configs(selection.evaluated(chosen.run_dirs, chosen.figure))
     print(comparison.report(compared, comparison.pairs(compared)))
     try:
         comparison.draw(compared, chosen.out)

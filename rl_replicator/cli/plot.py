@@ -46,11 +46,10 @@ def run(args: Sequence[str]) -> int:
     """
     chosen = options.parse(PlotOptions, "rl-replicator plot", args)
     # Imported after the options are parsed, so that mistakes are reported immediately.
-    from rl_replicator.cli import evaluations
     from rl_replicator.runs import plots, selection
     from rl_replicator.runs.run_directory import RunDirectory
 
-    runs = evaluations.read(chosen.run_dirs, chosen.figure)
+    runs = selection.evaluated(chosen.run_dirs, chosen.figure)
     output = chosen.out
     if output is None:
         paths = selection.expanded(chosen.run_dirs)

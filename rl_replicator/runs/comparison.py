@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import plots, statistics, whole_file
+from rl_replicator.runs import plots, statistics
 from rl_replicator.runs.plots import Curve, EvaluatedRun
 
 # Settings that distinguish the tasks of one config.
 _TASK = ("env",)
-_MOST_COLUMNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,23 +192,12 @@ def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
     Raises:
       OSError: if the image cannot be written.
     """
-    # Not pyplot, which chooses a GUI backend and keeps every figure.
-    from matplotlib.figure import Figure
-
-    tasks = list(dict.fromkeys(task for one in compared for task in one.curves))
-    columns = min(len(tasks), _MOST_COLUMNS)
-    rows = -(-len(tasks) // columns)
-    canvas = Figure(figsize=(2 + 5 * columns, 4.2 * rows), dpi=110, layout="constrained")
-    panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
-    for axes, task in zip(panels, tasks, strict=False):
+    panels = []
+    for task in dict.fromkeys(task for one in compared for task in one.curves):
         there = [one for one in compared if task in one.curves]
-        plots.draw_curves(
-            axes, [one.curves[task] for one in there], [one.label for one in there], task
-        )
-    for axes in panels[len(tasks) :]:
-        axes.set_visible(False)
-    with whole_file.replacing(output) as new:
-        canvas.savefig(new, format="png")
+        labels = [one.label for one in there]
+        panels.append(plots.Panel(task, [one.curves[task] for one in there], labels))
+    plots.draw(panels, output)
 
 
 def _letter(index: int) -> str:

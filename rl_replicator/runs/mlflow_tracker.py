@@ -9,7 +9,6 @@ from pathlib import Path
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory, options_used
-from rl_replicator.runs.trackers import Tracker
 
 _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
@@ -19,8 +18,8 @@ _LONGEST = 500
 _REFUSED = re.compile(r"[^\w.:/ -]")
 
 
-class MLflowTracker(Tracker):
-    """A run of MLflow, with the settings as parameters and the commit."""
+class MLflowTracker:
+    """A run of MLflow, with the settings as parameters and the commit; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str):
         """Begins or continues the run in MLflow.

@@ -30,6 +30,7 @@ _HEADS = ("trainable", "env")
 _MOST_NAMED_SETTINGS = 2
 # Numbers from here on, such as 1e300, are not written as integers.
 _LARGE = 2**53
+_MOST_COLUMNS = 3
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
@@ -65,6 +66,15 @@ class Curve:
         """The number of seeds in words, such as "2 seeds", or "3 runs of 2 seeds"."""
         seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
         return seeds if self.runs == self.seeds else f"{self.runs} runs of {seeds}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A part of a figure: curves of one figure over one kind of steps, each with its label."""
+
+    title: str
+    curves: Sequence[Curve]
+    labels: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,39 +230,51 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
       UsageError: see `curves`.
       OSError: if the image cannot be written.
     """
-    # Not pyplot, which chooses a GUI backend and keeps every figure.
-    from matplotlib.figure import Figure
-
     drawn = curves(runs)
-    canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     settings = [curve.settings for curve in drawn]
-    draw_curves(canvas.add_subplot(), drawn, short_labels(settings), _title(settings))
-    with whole_file.replacing(output) as new:
-        canvas.savefig(new, format="png")
+    draw([Panel(_title(settings), drawn, short_labels(settings))], output)
     return output
 
 
-def draw_curves(axes: Any, drawn: Sequence[Curve], labels: Sequence[str], title: str) -> None:
-    """Draws curves with bands over their seeds.
+def draw(panels: Sequence[Panel], output: Path) -> None:
+    """Draws panels of curves into a PNG.
 
     Args:
-      axes: Matplotlib axes.
-      drawn: curves of one figure over one kind of steps.
-      labels: one for each curve.
-      title: the title of the axes.
+      panels: at least one.
+      output: path of the image; its directory is created.
+
+    Raises:
+      OSError: if the image cannot be written.
     """
-    for curve, label in zip(drawn, labels, strict=True):
+    # Not pyplot, which chooses a GUI backend and keeps every figure.
+    from matplotlib.figure import Figure
+
+    columns = min(len(panels), _MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
+    canvas = Figure(figsize=(2 + 6 * columns, 5 * rows), dpi=120, layout="constrained")
+    places = list(canvas.subplots(rows, columns, squeeze=False).flat)
+    for axes, panel in zip(places, panels, strict=False):
+        _draw_panel(axes, panel)
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
+    with whole_file.replacing(output) as new:
+        canvas.savefig(new, format="png")
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    """Draws curves with bands over their seeds."""
+    for curve, label in zip(panel.curves, panel.labels, strict=True):
         _draw(axes, curve, label)
-    axes.set_title(title)
-    axes.set_xlabel(drawn[0].x_label)
-    axes.set_ylabel(f"{drawn[0].y_label} (evaluation)")
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.curves[0].x_label)
+    axes.set_ylabel(f"{panel.curves[0].y_label} (evaluation)")
     axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     axes.set_xlim(left=0)
-    if all(curve.values.min() >= 0 for curve in drawn):
+    if all(curve.values.min() >= 0 for curve in panel.curves):
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    several = any(curve.seeds > 1 for curve in drawn)
+    several = any(curve.seeds > 1 for curve in panel.curves)
     axes.legend(loc="lower right", frameon=False, title=_BAND if several else None)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import run_directory
+from rl_replicator.runs import plots, run_directory
 
 _Run = TypeVar("_Run")
 
@@ -65,6 +67,27 @@ def readable(
             text = str(error) if isinstance(error, UsageError) else _broken(error)
             left_out.append(LeftOut(path, " ".join(text.split())))
     return found, left_out
+
+
+def evaluated(paths: Sequence[Path], figure: str | None) -> list[plots.EvaluatedRun]:
+    """Reads evaluations, and prints on stderr which runs are left out, and why.
+
+    Args:
+      paths: see `expanded`.
+      figure: see `plots.read`.
+
+    Returns:
+      At least one run.
+
+    Raises:
+      UsageError: if no run can be read.
+    """
+    runs, left_out = readable(paths, functools.partial(plots.read, figure=figure))
+    if not runs:
+        raise none_left(left_out)
+    for one in left_out:
+        print(f"left out {one}", file=sys.stderr)
+    return runs
 
 
 def none_left(left_out: Sequence[LeftOut]) -> UsageError:

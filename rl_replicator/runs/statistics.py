@@ -15,7 +15,6 @@ import numpy as np
 
 Scores = Sequence[np.ndarray]
 _RESAMPLES = 2000
-_CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +96,26 @@ def bootstrap(measure: Callable[..., np.ndarray], *scores: Scores, seed: int = 0
     Returns:
       The measure of the scores themselves, with its 95 % interval.
     """
+    import scipy.stats  # Takes longer than all other imports of `compare`.
+
     value = float(measure(*scores))
     # Resamples of a single seed are all equal, so its unknown spread would count as zero.
     if any(len(task) < 2 for one in scores for task in one):
         return Interval(value, np.nan, np.nan)
-    random = np.random.default_rng(seed)
-    sizes = [len(task) for one in scores for task in one]
-    drawn = random.integers(0, np.repeat(sizes, sizes), (_RESAMPLES, sum(sizes)))
-    places = iter(np.split(drawn, np.cumsum(sizes)[:-1], axis=1))
-    samples = measure(*([task[next(places)] for task in one] for one in scores))
-    tail = 100 * (1 - _CONFIDENCE) / 2
-    low, high = np.percentile(samples, [tail, 100 - tail])
-    return Interval(value, float(low), float(high))
+
+    def resampled(*tasks: np.ndarray, axis: int) -> np.ndarray:
+        rest = iter(tasks)
+        return measure(*([next(rest) for _ in one] for one in scores))
+
+    found = scipy.stats.bootstrap(
+        [task for one in scores for task in one],
+        resampled,
+        n_resamples=_RESAMPLES,
+        vectorized=True,
+        method="percentile",
+        random_state=seed,
+    )
+    return Interval(value, *map(float, found.confidence_interval))
 
 
 def difference_of_means(scores: Scores, others: Scores) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Trackers for a run's metrics, besides CSV files and TensorBoard: `--track NAME`.
 
-A tracker is a class, called with (run directory, name of the x-axis), that inherits from `Tracker`.
-Trackers of other packages are entry points of the group `rl_replicator.trackers`.
+A tracker is a class, called with (run directory, name of the x-axis), with the methods of
+`Tracker`, from which it may inherit those that it does not need. Trackers of other packages are
+entry points of the group `rl_replicator.trackers`.
 """
 
 import contextlib

@@ -7,7 +7,6 @@ from typing import Any
 
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.trackers import Tracker
 
 _PROJECT = "rl-replicator"
 _RUN_ID = "wandb-run"
@@ -16,8 +15,8 @@ _RUN_ID = "wandb-run"
 _OPEN: dict[str, Any] = {}
 
 
-class WandbTracker(Tracker):
-    """A run of Weights & Biases, with the settings and the state of git."""
+class WandbTracker:
+    """A run of Weights & Biases, with the settings and the state of git; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str):
         """Begins or continues the run in Weights & Biases.

@@ -14,7 +14,7 @@ from agents import d4pg
 from agents.config import resolved
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
 from agents.nodes import run_plan
-from agents.runs import launching, restored
+from agents.runs import launching
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.processes.ports import OPEN_PORTS
@@ -135,7 +135,7 @@ def test_a_video_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     for place in ("/proc/video.mp4", tmp_path / "file" / "video.mp4"):
         with pytest.raises(UsageError, match="--out: cannot write to .*; choose another direc"):
-            restored.film(d4pg.command, run.path, type(tmp_path)(place), seed=0)
+            d4pg.command.video(run.path, Path(place), seed=0)
 
 
 FULL = """
