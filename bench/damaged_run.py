@@ -233,8 +233,8 @@ def node_name(process: psutil.Process) -> str | None:
         words = process.cmdline()
     except psutil.Error:
         return None
-    if "launchpad.launch.process_entry" in words:
-        return words[words.index("launchpad.launch.process_entry") + 1]
+    if "launchpad.engines.process_entry" in words:
+        return words[words.index("launchpad.engines.process_entry") + 1]
     title = words[0].split()[0] if words and words[0] else ""
     # Our Ray engine names its processes this way.
     return title.removeprefix("ray::") if title.startswith("ray::") and "/" in title else None

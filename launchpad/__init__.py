@@ -20,14 +20,18 @@ else:
         "'launchpad'. Remove it: pip uninstall dm-launchpad"
     )
 
-from launchpad import context, flags
 from launchpad.address import (
     AbstractAddressBuilder,
     Address,
     SimpleLocalAddressBuilder,
     get_port_from_address,
 )
-from launchpad.context import LaunchType, is_local_launch, is_local_launch_or_test
+from launchpad.compat import context, register
+from launchpad.engines import flags
+from launchpad.engines.flags import LAUNCH_TYPE
+from launchpad.engines.fork_client import preload
+from launchpad.engines.launch import launch
+from launchpad.engines.manager import ProgramManager
 from launchpad.errors import (
     CourierAuthenticationError,
     CourierDeadlineError,
@@ -37,31 +41,29 @@ from launchpad.errors import (
     ProgramStoppedError,
     RemoteError,
 )
-from launchpad.flags import LAUNCH_TYPE
-from launchpad.launch.launch import launch
-from launchpad.launch.local_multi_processing.fork_client import preload
-from launchpad.launch.manager import ProgramManager
-from launchpad.launch.worker_manager import (
+from launchpad.launch_type import LaunchType, is_local_launch, is_local_launch_or_test
+from launchpad.lifecycle import (
     make_node_killer,
+    make_program_stopper,
     register_stop_handler,
+    stop,
     stop_event,
     unregister_stop_handler,
     wait_for_stop,
     wait_until_ready,
 )
 from launchpad.nodes.base import RestartPolicy
-from launchpad.nodes.cacher.node import CacherNode
-from launchpad.nodes.courier.courier_utils import batched_handler
-from launchpad.nodes.courier.node import CourierClient, CourierHandle, CourierNode
+from launchpad.nodes.batching import batched_handler
+from launchpad.nodes.cacher import CacherNode
+from launchpad.nodes.colocation import MultiProcessingColocation, MultiThreadingColocation
+from launchpad.nodes.courier import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
-from launchpad.nodes.multi_processing_colocation.node import MultiProcessingColocation
-from launchpad.nodes.multi_threading_colocation.node import MultiThreadingColocation
-from launchpad.nodes.python.local_multi_processing import PythonProcess
-from launchpad.nodes.python.node import PyClassNode, PyNode
-from launchpad.nodes.reverb.node import ReverbHandle, ReverbNode
+from launchpad.nodes.python import PyClassNode, PyNode
+from launchpad.nodes.resources import PythonProcess
+from launchpad.nodes.reverb import ReverbHandle, ReverbNode
 from launchpad.program import Program, make_program
-from launchpad.program_stopper.program_stopper import make_program_stopper
-from launchpad.stop_program.stop import stop
+
+register()
 
 __all__ = [
     "LAUNCH_TYPE",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
-from launchpad import context
 from launchpad import runtime as lp_runtime
 from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
@@ -123,7 +122,7 @@ class Node(abc.ABC, Generic[HandleType]):
         Raises:
           RuntimeError: Outside a running program.
         """
-        return context.get_context()
+        return lp_runtime.require_current().launch_context
 
     def bind_addresses(self, **kwargs: Any) -> None:
         """Assigns a free local port to each address of the node, to run it without a launch.

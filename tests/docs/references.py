@@ -5,10 +5,12 @@ import functools
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import launchpad  # noqa: F401 - registers the paths of upstream
 from tests import structure
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +135,9 @@ def name_exists(text: str) -> bool:
     name = f"{_ALIASES.get(first, first)}.{rest}"
     if name in _entry_points() or name in _names():
         return True  # A group of entry points.
+    parent, _, last = name.rpartition(".")
+    if name.startswith("launchpad.") and hasattr(sys.modules.get(parent), last):
+        return True  # One of the paths of upstream that `import launchpad` registers.
     module = name
     while module not in structure.modules():
         module = module.rpartition(".")[0]

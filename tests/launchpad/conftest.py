@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import launchpad as lp
-from launchpad.launch.ray import cluster
+from launchpad.engines.ray import cluster
 
 # Every engine passes the conformance tests.
 ENGINES = (
@@ -41,7 +41,7 @@ def node_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "launchpad.launch.process_entry" in process.cmdline():
+            if "launchpad.engines.process_entry" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue  # Ended meanwhile.

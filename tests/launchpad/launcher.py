@@ -13,7 +13,7 @@ import threading
 import time
 
 import launchpad as lp
-from launchpad.launch import signal_handling
+from launchpad.engines import exit_signals as signal_handling
 
 
 class Note:

@@ -222,7 +222,7 @@ def read_environment(name: str, recorder: Any) -> None:
 
 
 def talk_until_stop() -> None:
-    from launchpad.launch import worker_manager
+    from launchpad import lifecycle as worker_manager
 
     print("first line\nsecond line", flush=True)
     worker_manager.get_worker_manager().wait_for_stop()

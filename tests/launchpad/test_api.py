@@ -18,9 +18,10 @@ import attrs
 import pytest
 
 import launchpad as lp
-from launchpad.launch import serialization, worker_manager
+from launchpad import lifecycle
+from launchpad.engines import serialization
 from launchpad.nodes import base, dereference
-from launchpad.nodes.courier import courier_utils
+from launchpad.nodes import batching as courier_utils
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
@@ -299,13 +300,13 @@ def test_arguments_of_upstream(caplog, tmp_path):
 
 def test_there_is_no_worker_manager_outside_of_a_program():
     with pytest.raises(RuntimeError):
-        worker_manager.get_worker_manager()
+        lifecycle.get_worker_manager()
 
 
 def test_the_launching_process_has_the_worker_manager_of_its_program():
     program, _ = programs.recorder_program()
     manager = lp.launch(program, "test_mt")
-    worker_manager.get_worker_manager().stop_and_wait()
+    lifecycle.get_worker_manager().stop_and_wait()
     manager.wait()
 
 

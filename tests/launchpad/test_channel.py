@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from launchpad.launch import channel as lp_channel
+from launchpad.engines import channel as lp_channel
 
 _LONG = "x" * 100_000
 

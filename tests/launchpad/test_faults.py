@@ -15,11 +15,9 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
-from launchpad.launch import member as lp_member
-from launchpad.launch import restarts
-from launchpad.launch import supervisor as lp_supervisor
-from launchpad.launch.local_multi_processing import launch as processes
-from launchpad.launch.local_multi_processing import process_start
+from launchpad.engines import failures, process_start, processes
+from launchpad.engines import member as lp_member
+from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import guard
 from tests.launchpad import programs
 from tests.suite.leftovers import is_alive
@@ -122,7 +120,7 @@ def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
     member.restart_policy = lp.RestartPolicy(max_restarts=2, reset_after_secs=300.0)
     record = errors.ExceptionRecord.of_stuck(ValueError("it is stuck"), stuck_secs)
     for now in (310.0, 620.0):
-        restarts.count_restart(member, record, now)
+        failures.count_restart(member, record, now)
         member.started_at = now
     assert f"{count} of 2" in member.restarts.progress()
 
@@ -431,7 +429,7 @@ def test_a_stop_during_the_start_is_no_failure():
 
 def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
     ray = pytest.importorskip("ray")
-    from launchpad.launch.ray import worker
+    from launchpad.engines.ray import worker
 
     lost = (
         ray.exceptions.OutOfMemoryError("too much memory"),

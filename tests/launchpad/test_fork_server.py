@@ -21,7 +21,7 @@ import pytest
 from absl import flags
 
 import launchpad as lp
-from launchpad.launch.local_multi_processing import fork_client, fork_server, imports
+from launchpad.engines import fork_client, fork_server, imports
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
@@ -109,7 +109,7 @@ def test_forked_nodes_are_processes_of_their_own(tmp_path):
         assert row["stdin"] == "/dev/null"
         assert row["directory"] == os.getcwd()
         (name,) = (name for name, pid in pids.items() if pid == row["pid"])
-        assert row["title"][1:] == ["-m", "launchpad.launch.process_entry", name]
+        assert row["title"][1:] == ["-m", "launchpad.engines.process_entry", name]
     # Neither holds the channel or pipes of the other, or those of the fork server.
     assert len(one["files"]) >= 3 and not {*one["files"]} & {*two["files"]}
     assert not any(a == b for a, b in zip(one["drawn"], two["drawn"], strict=True))
@@ -303,7 +303,7 @@ def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, i
 def test_the_fork_server_ends_with_its_launcher():
     code = """
 import launchpad as lp
-from launchpad.launch.local_multi_processing import fork_client
+from launchpad.engines import fork_client
 lp.preload("json")
 program = lp.Program("short")
 program.add_node(lp.PyNode(print, "done"), label="node")

@@ -17,8 +17,8 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
-from launchpad.launch import manager as lp_manager
-from launchpad.launch import serialization
+from launchpad.engines import manager as lp_manager
+from launchpad.engines import serialization
 from tests.launchpad import programs
 
 _SCRIPT = pathlib.Path(__file__).with_name("launcher.py")

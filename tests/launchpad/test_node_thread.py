@@ -19,7 +19,7 @@ import pytest
 import launchpad as lp
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.launch import child as lp_child
+from launchpad.engines import child as lp_child
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
 from tests.waiting import wait_until

@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 import launchpad as lp
-from launchpad.launch import serialization
-from launchpad.nodes import base, dereference
-from launchpad.nodes.cacher import node as cacher_node
-from launchpad.nodes.courier import courier_utils
-from launchpad.nodes.multi_threading_colocation import node as colocation
+from launchpad.engines import serialization
+from launchpad.nodes import base, colocation, dereference
+from launchpad.nodes import batching as courier_utils
+from launchpad.nodes import cacher as cacher_node
 from launchpad.rpc import client as rpc_client
 from tests.launchpad import programs
 from tests.waiting import wait_until

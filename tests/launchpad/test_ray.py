@@ -21,8 +21,8 @@ import zipfile
 import pytest
 
 import launchpad as lp
-from launchpad.launch import channel as lp_channel
-from launchpad.launch.ray import cluster, control, guard, shipping
+from launchpad.engines import channel as lp_channel
+from launchpad.engines.ray import cluster, control, guard, shipping
 from rl_replicator.processes import ports
 from tests.launchpad import programs
 
@@ -114,7 +114,7 @@ def test_a_cluster_that_is_not_there(monkeypatch):
 
 _ONE_AFTER_THE_OTHER = """
 import os, socket
-from launchpad.launch.ray import cluster
+from launchpad.engines.ray import cluster
 from ray import _raylet
 from ray._private import services
 
@@ -360,7 +360,7 @@ def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
 
 _NODE_ON_ANOTHER_HOST = """
 import sys, threading, time
-from launchpad.launch.ray import control
+from launchpad.engines.ray import control
 from rl_replicator.processes import ports
 
 ports.SILENCE_SECONDS = float(sys.argv[2])

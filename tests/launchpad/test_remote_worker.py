@@ -12,10 +12,10 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
-from launchpad.launch import channel as lp_channel
-from launchpad.launch import child as lp_child
-from launchpad.launch import member as lp_member
-from launchpad.launch import remote_worker, restarts
+from launchpad.engines import channel as lp_channel
+from launchpad.engines import child as lp_child
+from launchpad.engines import failures, remote_worker
+from launchpad.engines import member as lp_member
 from tests.waiting import wait_until
 
 _DEATH = errors.ExceptionRecord(errors.PROCESS_DIED, "ended with status 1", "")
@@ -108,7 +108,7 @@ def test_the_time_in_which_a_node_was_frozen_is_no_life():
         wait_until(lambda: ended)
         (record,) = ended
         assert record.message == "no sign of life for 401 s; killed"
-        pauses.append(restarts.count_restart(member, record, now))
+        pauses.append(failures.count_restart(member, record, now))
         member.started_at = now
     assert pauses == [0.5, 1.0, None]
 

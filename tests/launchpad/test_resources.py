@@ -7,9 +7,9 @@ import os
 import pytest
 
 import launchpad as lp
-from launchpad.launch import member as lp_member
-from launchpad.launch.local_multi_processing import placement as processes
-from launchpad.launch.ray import placement as ray
+from launchpad.engines import local_placement as processes
+from launchpad.engines import member as lp_member
+from launchpad.engines.ray import placement as ray
 from tests.launchpad import programs
 
 

@@ -26,7 +26,7 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.nodes.courier import node as courier_node
+from launchpad.nodes import courier as courier_node
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
 from launchpad.rpc import connection, courier, credentials, link, wire

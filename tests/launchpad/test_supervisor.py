@@ -14,10 +14,10 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.launch import failures as lp_failures
-from launchpad.launch import manager as lp_manager
-from launchpad.launch import member as lp_member
-from launchpad.launch import supervisor as lp_supervisor
+from launchpad.engines import failures as lp_failures
+from launchpad.engines import manager as lp_manager
+from launchpad.engines import member as lp_member
+from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import signals
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import launchpad as lp
-from launchpad.launch.local_multi_processing import terminals
+from launchpad.engines import terminals
 from tests.launchpad import programs
 
 

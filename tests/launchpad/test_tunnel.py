@@ -17,7 +17,7 @@ import pytest
 import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
-from launchpad.nodes.reverb import tunnel
+from launchpad.nodes import tunnel
 from launchpad.rpc import certificates, credentials, wire
 from launchpad.rpc import link as rpc_link
 from launchpad.rpc import server as rpc_server
@@ -186,7 +186,7 @@ def test_which_connections_stay_on_this_machine(host, is_local):
 _STRANGER = """
 import socket, ssl, sys
 import grpc, reverb
-from launchpad.nodes.reverb import tunnel
+from launchpad.nodes import tunnel
 from launchpad.rpc import credentials, wire
 from launchpad.rpc import link as rpc_link
 from launchpad.rpc import server as rpc_server

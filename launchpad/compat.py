@@ -1,0 +1,109 @@
+"""Upstream's module paths, for programs that import from them.
+
+`import launchpad` registers them: `launchpad.nodes.courier.node`, for example, is
+`launchpad.nodes.courier` here. What only these paths offer is defined here.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from launchpad import launch_type, lifecycle
+from launchpad.engines import exit_signals, flags, serialization
+from launchpad.engines import launch as launching
+from launchpad.engines.manager import ProgramManager
+from launchpad.nodes import base, batching, cacher, colocation, courier, python, resources, reverb
+from launchpad.program import Program
+
+
+def _launcher(kind: launch_type.LaunchType) -> Callable[..., ProgramManager]:
+    """Returns upstream's `launch` for tests."""
+
+    def launch(
+        program: Program,
+        test_case: Any,
+        local_resources: Mapping[str, Any] | None = None,
+        serialize_py_nodes: bool = True,
+    ) -> ProgramManager:
+        """Starts a program that ends with a test.
+
+        Args:
+          program: The program.
+          test_case: A unittest.TestCase.
+          local_resources: Label -> launch configuration.
+          serialize_py_nodes: Whether to check that all nodes pickle.
+        """
+        return launching.launch(
+            program,
+            kind,
+            local_resources=local_resources,
+            test_case=test_case,
+            serialize_py_nodes=serialize_py_nodes,
+        )
+
+    return launch
+
+
+def _bind_addresses(nodes: Iterable[base.Node]) -> None:
+    """Gives every address of `nodes` a free port of this machine."""
+    for node in nodes:
+        node.bind_addresses()
+
+
+def _module(**contents: Any) -> types.ModuleType:
+    made = types.ModuleType(__name__)
+    vars(made).update(contents)
+    return made
+
+
+context = _module(**vars(launch_type), get_context=lifecycle.get_context)
+
+# Parents come before what they contain. `launchpad.launch` itself remains the function.
+_MODULES = {
+    "context": context,
+    "flags": flags,
+    "launch": _module(__path__=[]),
+    "launch.launch": launching,
+    "launch.serialization": serialization,
+    "launch.signal_handling": exit_signals,
+    "launch.test_multi_threading": _module(__path__=[]),
+    "launch.test_multi_threading.address_builder": _module(bind_addresses=_bind_addresses),
+    "launch.test_multi_threading.launch": _module(
+        launch=_launcher(launch_type.LaunchType.TEST_MULTI_THREADING)
+    ),
+    "launch.test_multi_processing": _module(__path__=[]),
+    "launch.test_multi_processing.launch": _module(
+        launch=_launcher(launch_type.LaunchType.TEST_MULTI_PROCESSING)
+    ),
+    "launch.local_multi_threading": _module(__path__=[]),
+    "launch.local_multi_threading.launch": launching,
+    "launch.local_multi_processing": _module(__path__=[]),
+    "launch.local_multi_processing.launch": launching,
+    "launch.worker_manager": _module(**vars(lifecycle), WorkerManager=ProgramManager),
+    "nodes.cacher.node": cacher,
+    "nodes.courier.courier_utils": batching,
+    "nodes.courier.node": courier,
+    "nodes.multi_processing_colocation": _module(__path__=[]),
+    "nodes.multi_processing_colocation.node": colocation,
+    "nodes.multi_threading_colocation": _module(__path__=[]),
+    "nodes.multi_threading_colocation.node": colocation,
+    "nodes.python.local_multi_processing": resources,
+    "nodes.python.node": python,
+    "nodes.reverb.node": reverb,
+    "program_stopper": _module(__path__=[]),
+    "program_stopper.program_stopper": lifecycle,
+    "stop_program": _module(__path__=[]),
+    "stop_program.stop": lifecycle,
+}
+
+
+def register() -> None:
+    """Makes the modules importable under upstream's paths."""
+    for path, module in _MODULES.items():
+        sys.modules[f"{__package__}.{path}"] = module
+        parent, _, name = f"{__package__}.{path}".rpartition(".")
+        if path != "launch":
+            setattr(sys.modules[parent], name, module)

@@ -1,0 +1,179 @@
+"""The launcher's side of a node in another process."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from typing import Any
+
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.engines import channel as lp_channel
+from launchpad.engines import member as lp_member
+from launchpad.engines import supervisor as lp_supervisor
+from rl_replicator.processes import output
+
+# How long to wait for the last messages of a process that has ended and for the end of its channel,
+# in seconds. Both are there immediately, unless its machine was lost or an orphan has inherited the
+# channel.
+_ARRIVAL_SECS = 1.0
+# How long to read what has arrived by then, in seconds: this process may get little CPU time.
+_READ_SECS = 30.0
+
+
+class RemoteWorker(abc.ABC):
+    """A node that is controlled over a control channel; see `child.Child`.
+
+    An engine starts the process, calls `attach()` with the channel to it, and `report_end()` once
+    the process is gone. Messages to the node are queued until it is attached.
+    """
+
+    def __init__(self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
+        self.name = member.name
+        self._supervisor = supervisor
+        self._channel: lp_channel.Channel | None = None
+        self._reader: threading.Thread | None = None
+        self._early_messages: list[tuple[Any, ...]] = []
+        self._lock = threading.Lock()
+        self._record: errors.ExceptionRecord | None = None
+        self._has_finished = False
+        self._heard_at: float | None = None
+        self._has_ended = False
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Starts the process."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Kills the process and what it started itself."""
+
+    @property
+    def is_killable(self) -> bool:
+        """Always True: it is a process."""
+        return True
+
+    @property
+    def silent_secs(self) -> float:
+        """Seconds since the node's last sign of life; 0 before it is attached."""
+        return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process; False if this machine cannot tell."""
+        return False
+
+    @property
+    def is_attached(self) -> bool:
+        """True once the process is connected."""
+        return self._channel is not None
+
+    def attach(self, channel: lp_channel.Channel) -> None:
+        """Starts to communicate with the node, and lets its code begin."""
+        with self._lock:
+            self._channel = channel
+            self._heard_at = time.monotonic()
+            # Set first: another thread may report the node's end as soon as its code has begun.
+            self._reader = self._thread(self._read, "control")
+            channel.send("begin")
+            for message in self._early_messages:
+                channel.send(*message)
+
+    def notify_stop(self) -> None:
+        """Asks the node to leave its `run()`."""
+        self._send("stop")
+
+    def notify_ready(self) -> None:
+        """Tells the node that all nodes have been constructed."""
+        self._send("ready")
+
+    def release(self) -> None:
+        """Tells the node that its server is no longer needed."""
+        self._send("release")
+
+    def send_address(self, key: str, address: str) -> None:
+        """Sends the node the address ("host:port") at which the owner of `key` serves."""
+        self._send("address", key, address)
+
+    def end_frozen(self, secs: float) -> None:
+        """Kills a process that has shown no sign of life for `secs` seconds."""
+        if not self._is_first_end():  # Also in later calls, until the supervisor handles the end.
+            return
+        self._kill_frozen()
+        death = errors.ExceptionRecord(
+            errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", "", stuck_secs=secs
+        )
+        # This does not wait for the process to end, which is never reported if its machine is lost.
+        # It needs a thread, because it waits for the last messages and the supervisor calls it.
+        self._thread(self._tell_end, "end", death)
+
+    def _kill_frozen(self) -> None:
+        self.kill()
+
+    def close(self) -> None:
+        """Closes the control channel."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def report_end(self, death: errors.ExceptionRecord | None) -> None:
+        """Tells the supervisor that the process is gone. Only the first call counts.
+
+        Args:
+          death: The cause as seen from outside; None for a normal end. A failure that the node
+            itself has reported takes precedence.
+        """
+        if self._is_first_end():
+            self._tell_end(death)
+
+    def _is_first_end(self) -> bool:
+        with self._lock:
+            is_first, self._has_ended = not self._has_ended, True
+            return is_first
+
+    def _tell_end(self, death: errors.ExceptionRecord | None) -> None:
+        if self._reader is not None:
+            self._reader.join(_ARRIVAL_SECS)
+            if self._reader.is_alive() and self._channel is not None:
+                self._channel.end_input()
+                self._reader.join(_READ_SECS)
+        if self._record is None and not self._has_finished:
+            self._record = death
+        self._supervisor.post_ended(self, self._record)
+
+    def _thread(self, target: Any, role: str, *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, name=f"{self.name} {role}", daemon=True)
+        thread.start()
+        return thread
+
+    def _send(self, *message: Any) -> None:
+        with self._lock:
+            if self._channel is None:
+                self._early_messages.append(message)
+            else:
+                self._channel.send(*message)
+
+    def _read(self) -> None:
+        assert self._channel is not None
+        while (message := self._channel.receive()) is not None:
+            kind, *details = message
+            self._heard_at = time.monotonic()
+            self._channel.flush()  # A node that sends messages is reading again.
+            if kind == "state":
+                self._has_finished |= details[0] == lp_runtime.FINISHED
+                self._supervisor.post_state(self, details[0])
+            elif kind == "publish":
+                self._supervisor.post_publish(self, *details)
+            elif kind == "stop":
+                self._supervisor.post_stop()
+            elif kind == "ping":
+                self._send("pong")
+            elif kind == "failed":
+                self._record = details[0]
+                self._supervisor.post_failing(self, details[0])
+
+
+def death(code: int) -> errors.ExceptionRecord:
+    """Describes the end of a process by its exit status, or the negative number of its signal."""
+    detail = f"the process {output.describe_end(code)}"
+    return errors.ExceptionRecord(errors.PROCESS_DIED, detail, "")

@@ -1,0 +1,554 @@
+"""Supervises the nodes of a program and shuts it down in the right order.
+
+One thread owns all state and reads events from a queue, so it needs no locks, and a signal handler
+can post an event safely. A shutdown has these phases:
+
+    stop      every node's stop event is set; nodes leave `run()`, servers keep serving
+    release   once no node is in `run()`, or at 70 % of the notice period: servers close
+    kill      nodes still running after the notice period are killed (threads are abandoned)
+    last      stores such as Reverb are released once all other nodes have ended
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launchpad import address_book as lp_address_book
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.engines import failures as lp_failures
+from launchpad.engines import member as lp_member
+from rl_replicator.processes import signals
+
+logger = logging.getLogger("launchpad")
+
+# Fraction of the notice period after which servers close even if a node is still in its run().
+_RELEASE_PART = 0.7
+# Seconds to wait for a killed node to end before it is abandoned.
+_KILL_SECS = 1.0
+# The supervisor checks its nodes ten times per second. If it has not for this many seconds, this
+# process was suspended.
+_ASLEEP_SECS = 2.0
+# A process that a signal has stopped is assumed not to resume after this many seconds of silence.
+_STOPPED_SECS = 10.0
+# A node still in its constructor after this many seconds is logged, and whenever the time doubles.
+_SLOW_START_SECS = 120.0
+# Seconds that the shutdown waits for the stop handlers of the launching process.
+_HANDLERS_SECS = 1.0
+# Minimum time for stores to end after their release, in seconds.
+_LAST_SECS = 2.0
+
+
+class Supervisor:
+    """Runs the workers of one program until they have all ended.
+
+    Attributes:
+      ready: Set when all nodes have been constructed.
+      done: Set when every node is gone.
+      failure: The root failure once `done` is set, or None.
+      signal_number: Signal that ended the program, or None.
+      was_killed: True if the nodes were killed on request.
+      launcher: Runtime of the launching process, which is notified of the stop, too.
+      restarts: The restarts of nodes, in order; append-only.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[lp_member.Member],
+        make_worker: Callable[[lp_member.Member, Supervisor], lp_member.Worker],
+        book: lp_address_book.AddressBook,
+        termination_notice_secs: float,
+        close_engine: Callable[[], None] = lambda: None,
+    ):
+        """Prepares the supervisor; `start()` starts the nodes.
+
+        Args:
+          members: The nodes.
+          make_worker: Makes a new incarnation of a node.
+          book: Receives the published addresses.
+          termination_notice_secs: Seconds from stop to kill; 0 kills immediately, negative never.
+          close_engine: Called once all nodes are gone.
+        """
+        self.ready = threading.Event()
+        self.done = threading.Event()
+        self.failure: errors.NodeFailedError | None = None
+        self.signal_number: int | None = None
+        self.was_killed = False
+        self._members = list(members)
+        self._make_worker = make_worker
+        self._close_engine = close_engine
+        self._book = book
+        self.launcher: lp_runtime.NodeRuntime | None = None
+        self.restarts: list[lp_failures.NodeRestart] = []
+        self._notice = (
+            float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
+        )
+        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._published: dict[str, str] = {}
+        self._failures: list[lp_failures.Failure] = []
+        self._is_failure_told = False
+        self._is_awaited = False
+        self._looked_at = self._awake_since = float("-inf")
+        self._stop_at: float | None = None
+        self._kill_at: float | None = None
+        self._is_released = False
+        self._last_at: float | None = None
+        self._last_kill_at: float | None = None
+        self._handlers: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, which starts the nodes."""
+        self._thread.start()
+
+    # -- events: callable from any thread, and from signal handlers -----------------------------
+
+    def post_state(self, worker: lp_member.Worker, state: str) -> None:
+        """Reports the node's new state."""
+        self._events.put((self._on_state, worker, state))
+
+    def post_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
+        """Reports the address at which the owner of `key` serves.
+
+        Args:
+          worker: The worker that publishes it; None for the launcher.
+          key: Key of the address.
+          address: "host:port".
+        """
+        self._events.put((self._on_publish, worker, key, address))
+
+    def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        """Reports a failure that ends the program."""
+        self._events.put((self._on_failure, worker, record))
+
+    def post_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        """Reports the failure of a node that is about to end with the same record."""
+        self._events.put((self._on_failing, worker, record))
+
+    def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
+        """Reports that the worker has ended; `record` is the cause, or None for a normal end."""
+        self._events.put((self._on_ended, worker, record))
+
+    def post_stop(self) -> None:
+        """Requests that the program stops."""
+        self._events.put((self._on_stop,))
+
+    def post_signal(self, number: int) -> None:
+        """Reports a signal: the first stops the program, the second kills it."""
+        self._events.put((self._on_signal, number))
+
+    def post_awaited(self) -> None:
+        """Reports that a caller waits for the program, which may then end once it is idle."""
+        self._events.put((self._on_awaited,))
+
+    def post_kill(self) -> None:
+        """Requests that all nodes are killed immediately."""
+        self._events.put((self._on_kill,))
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of every live node that is a process, by name."""
+        pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the failure of a node ends, or has ended, the program.
+
+        It becomes True before `states` reports this node as ended.
+        """
+        return bool(self._failures)
+
+    def states(self, labels: Sequence[str] | None) -> list[str]:
+        """Returns the state of each node of these groups; ENDED also once its own work is done.
+
+        A server without work of its own runs until its release.
+
+        Args:
+          labels: The labels of the groups; None for all.
+
+        Raises:
+          ValueError: there is no such group.
+        """
+        known = {m.label for m in self._members}
+        if labels is not None and not known.issuperset(labels):
+            raise ValueError(f"expected groups out of {sorted(known)}, got {list(labels)}")
+        members = [m for m in self._members if labels is None or m.label in labels]
+        return [lp_runtime.ENDED if m.has_done_its_work else m.state for m in members]
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for member in self._members:
+                self._start(member)
+            while not all(member.is_gone for member in self._members):
+                try:
+                    handler, *details = self._events.get(timeout=0.1)
+                except queue.Empty:
+                    pass
+                else:
+                    handler(*details)
+                self._advance(time.monotonic())
+        except BaseException as error:  # A bug here must not leave nodes running.
+            logger.exception("the supervisor failed")
+            self._failures.append(
+                lp_failures.Failure(
+                    self._members[0], errors.ExceptionRecord.of(error), time.monotonic()
+                )
+            )
+            for member in self._members:
+                if member.worker is not None:
+                    member.worker.kill()
+        finally:
+            self._finish()
+
+    def _start(self, member: lp_member.Member) -> None:
+        if self._stop_at is not None:  # An earlier node could not be started.
+            member.state = lp_runtime.ENDED
+            return
+        member.state = lp_runtime.STARTING
+        member.restart_at = None
+        member.is_replaced = False
+        member.started_at = time.monotonic()
+        member.named_slow_after = _SLOW_START_SECS / 2
+        try:
+            member.worker = self._make_worker(member, self)
+            member.worker.start()
+        except Exception as error:  # For example too many open files or threads.
+            self._end(member, errors.ExceptionRecord.of(error))
+            return
+        if self.ready.is_set():
+            member.worker.notify_ready()
+
+    def _finish(self) -> None:
+        for member in self._members:
+            if member.worker is not None:
+                member.worker.close()
+        try:
+            self._close_engine()
+        except Exception:  # It must not hide the failures of the nodes.
+            logger.exception("the engine was not closed in order")
+        if self.launcher is not None:
+            self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
+            self.launcher.close()
+            lp_runtime.remove_launcher_runtime(self.launcher)
+        self.failure = lp_failures.root_failure(self._failures)
+        self.done.set()
+
+    def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
+        """Returns the worker's node, or None if the worker has been replaced."""
+        return next((m for m in self._members if m.worker is worker), None)
+
+    def _on_state(self, worker: lp_member.Worker, state: str) -> None:
+        member = self._member_of(worker)
+        if member is not None and not member.is_gone:
+            member.state = state
+            member.was_active |= state == lp_runtime.RUNNING
+            if member.failed_at is not None and state != lp_runtime.STARTING:
+                seconds = time.monotonic() - member.failed_at
+                logger.warning("%s is up again after %.1f s", member.name, seconds)
+                member.failed_at = None
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        if self.ready.is_set() or any(m.state == lp_runtime.STARTING for m in self._members):
+            return
+        self.ready.set()
+        if self.launcher is not None:
+            self.launcher.ready_event.set()
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.notify_ready()
+
+    def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
+        if worker is not None and self._member_of(worker) is None:
+            return  # The node has been restarted since, and has another address.
+        self._book.publish(key, address)
+        before, self._published[key] = self._published.get(key), address
+        if before not in (None, address) and self._stop_at is None:
+            self._restart_clients(key)
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.send_address(key, address)
+
+    def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        member = self._member_of(worker)
+        if member is None or (member.is_replaced and self._stop_at is None):
+            return  # A failure of a node that was killed for a restart must not end the program.
+        # A node that may be restarted is handled once it has ended.
+        if self._stop_at is not None or not lp_failures.are_allowed(member, record):
+            self._on_failure(worker, record)
+
+    def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        member = self._member_of(worker)
+        if member is not None:
+            self._fail(member, record)
+
+    def _fail(self, member: lp_member.Member, record: errors.ExceptionRecord) -> None:
+        if any(failure.member is member for failure in self._failures):
+            return  # The first report of a node is the cause of its failure.
+        # Remote calls are expected to fail once servers are closed, and in constructors that are
+        # still running when the program stops.
+        is_expected = self._stop_at is not None and record.is_collateral
+        if is_expected and (self._is_released or not self._failures):
+            logger.debug("%s failed while stopping: %s", member.name, record.message)
+        elif self._is_released and self._failures:
+            # This is not why the program ends, but it may be a failed last save.
+            text = f"{record.type_name}: {record.message}{record.lines_below}"
+            logger.warning("%s failed while stopping: %s", member.name, text)
+        else:
+            self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
+        self._begin_stop()
+
+    def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
+        member = self._member_of(worker)
+        if member is not None and not member.is_gone:
+            self._end(member, record)
+
+    def _end(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> None:
+        if self._may_restart(member, record):
+            return
+        # A killed process dies as expected, but a failure that it has reported before counts.
+        was_killed = self._kill_at is not None or member.is_replaced
+        if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
+            self._fail(member, record)
+        member.state = lp_runtime.ENDED
+        if self._stop_at is None:
+            self._tell_ready()  # A node without a run() may have reported no state.
+
+    def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
+        """Schedules the restart of a replaced node, or of a failed one if its policy allows it."""
+        if self._stop_at is not None:
+            return False
+        now = time.monotonic()
+        pause = 0.0 if member.is_replaced else lp_failures.count_restart(member, record, now)
+        if pause is None:
+            return False
+        reason = f"{record.type_name}: {record.message}" if record is not None else "ended"
+        if member.is_replaced:
+            reason = "started again together with another node"
+        self.restarts.append(lp_failures.NodeRestart(member.name, reason))
+        if member.worker is not None:
+            member.worker.close()
+        member.worker = None
+        member.state = lp_runtime.STARTING
+        member.restart_at = now + pause
+        member.failed_at = member.failed_at or now
+        if not member.is_replaced:
+            self._restart_team(member)
+        return True
+
+    def _team(self, member: lp_member.Member) -> list[lp_member.Member]:
+        """Returns the nodes that are restarted together with `member`, including itself."""
+        group = [m for m in self._members if m.label == member.label]
+        policies = [m.restart_policy for m in group if m.restart_policy is not None]
+        return group if any(policy.together for policy in policies) else [member]
+
+    def _restart_team(self, member: lp_member.Member) -> None:
+        for partner in self._team(member):
+            if partner is member or partner.restart_at is not None:
+                continue
+            partner.is_replaced = True
+            if partner.is_gone:
+                partner.state = lp_runtime.STARTING
+                partner.restart_at = member.restart_at or time.monotonic()
+            elif partner.worker is not None:
+                logger.warning("%s: started again together with %s", partner.name, member.name)
+                partner.worker.kill()
+
+    def _start_again(self, now: float) -> None:
+        for member in self._members:
+            if member.restart_at is None or now < member.restart_at:
+                continue  # Avoids a search of its group, which may be large.
+            team = self._team(member)
+            if any(m.restart_at is None or now < m.restart_at for m in team):
+                continue
+            for partner in team if len(team) > 1 else ():
+                # The nodes look up each other's addresses, so none may find an outdated one.
+                for address in partner.node.addresses:
+                    self._book.forget(address.key)
+            for partner in team:
+                self._start(partner)
+                if partner.restart_at is not None:
+                    break  # It could not be started; the others wait until all can be.
+
+    def _end_frozen(self, now: float) -> None:
+        # A launcher that was suspended itself (Ctrl-Z, a sleeping machine) has received no
+        # heartbeats: the silence of its nodes counts from when it resumed.
+        if now - self._looked_at > _ASLEEP_SECS:
+            self._awake_since = now
+        self._looked_at = now
+        for member in self._members:
+            policy, worker = member.restart_policy, member.worker
+            if policy is None or policy.frozen_after_secs is None:
+                continue
+            if worker is not None and not member.is_gone and not member.is_replaced:
+                silent = min(worker.silent_secs, now - self._awake_since)
+                is_stopped = silent > _STOPPED_SECS and worker.is_stopped
+                if silent > policy.frozen_after_secs or is_stopped:
+                    worker.end_frozen(silent)
+
+    def _name_slow_starts(self, now: float) -> None:
+        """Logs the nodes whose constructors take unusually long, such as one that hangs."""
+        for member in self._members:
+            is_starting = member.state == lp_runtime.STARTING and member.worker is not None
+            secs = now - member.started_at
+            if is_starting and secs > member.named_slow_after * 2:
+                logger.warning("%s: its constructor has not returned for %.0f s", member.name, secs)
+                member.named_slow_after = secs
+
+    def _restart_clients(self, key: str) -> None:
+        """Restarts the nodes that use a store whose address changed: its clients can't follow."""
+        for member in self._members:
+            handles = (getattr(h, "address_key", None) for h in member.node.input_handles)
+            if member.worker is None or member.is_gone or member.is_replaced:
+                continue
+            if key in handles:
+                logger.warning("%s: started again, because its store moved", member.name)
+                member.is_replaced = True
+                member.worker.kill()
+                self._restart_team(member)
+
+    def _on_stop(self) -> None:
+        self._begin_stop()
+
+    def _on_awaited(self) -> None:
+        self._is_awaited = True
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self.signal_number is not None:
+            if not signals.is_impatience(number):
+                return
+            logger.warning("%s again: killing all nodes", name)
+            self._on_kill()
+            return
+        self.signal_number = number
+        again = " (Ctrl-C again kills at once)" if number == signal.SIGINT else ""
+        logger.warning("%s: stopping%s", name, again)
+        self._begin_stop()
+
+    def _on_kill(self) -> None:
+        self.was_killed = True
+        self._begin_stop()
+        self._kill(self._members)
+        for member in self._members:
+            member.is_abandoned = True
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _begin_stop(self) -> None:
+        if self._stop_at is not None:
+            return
+        self._stop_at = time.monotonic()
+        for member in self._members:
+            if member.restart_at is not None:
+                member.restart_at = None
+                member.state = lp_runtime.ENDED
+        if self.launcher is not None:
+            self._notify_launcher(self.launcher)
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.notify_stop()
+
+    def _notify_launcher(self, launcher: lp_runtime.NodeRuntime) -> threading.Thread:
+        """Runs the stop handlers of the launching process; returns their thread.
+
+        They are user code: they may wait for the end of the program, or raise SystemExit.
+        """
+        if self._handlers is None:
+            launcher.mark_stop_aware()  # The launching thread is never interrupted.
+            self._handlers = threading.Thread(
+                target=launcher.notify_stop, name="launcher stop", daemon=True
+            )
+            self._handlers.start()
+        return self._handlers
+
+    def _advance(self, now: float) -> None:
+        """Restarts nodes that are due, or advances the phases of the shutdown."""
+        if self._stop_at is None:
+            is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
+            self._start_again(now)
+            self._end_frozen(now)
+            self._name_slow_starts(now)
+            # A program that consists only of servers runs until lp.stop().
+            if self._is_awaited and is_idle and any(m.was_active for m in self._members):
+                self._begin_stop()
+            return
+        self._tell_failure(now)
+        first = [m for m in self._members if not m.node.stops_last]
+        last = [m for m in self._members if m.node.stops_last]
+        if not self._is_released and (
+            all(m.state in lp_runtime.PASSIVE for m in self._members)
+            or now >= self._stop_at + _RELEASE_PART * self._notice
+        ):
+            self._is_released = True
+            for member in first:
+                if not member.is_gone and member.worker is not None:
+                    member.worker.release()
+        if self._kill_at is None and now >= self._stop_at + self._notice:
+            self._kill_at = now
+            self._tell_late(first)
+            self._kill(first)
+        if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
+            self._abandon(first)
+        # A colocation that contains a store stops last, too, but may still have its own work to do.
+        if self._is_released and all(m.is_gone for m in first):
+            self._end_last(last, now)
+
+    def _tell_failure(self, now: float) -> None:
+        """Logs why the program ends, if it has not ended a moment after the failure."""
+        if self._is_failure_told or not lp_failures.is_root_known(self._failures, now):
+            return
+        self._is_failure_told = True
+        if self._stop_at is not None and self._failures[0].time <= self._stop_at:
+            root = lp_failures.root(self._failures)
+            reason = next(iter(root.record.message.splitlines()), "")
+            told = f"{root.record.type_name}: {reason}"
+            logger.warning("%s failed: %s; stopping", root.member.name, told)
+
+    def _end_last(self, last: Sequence[lp_member.Member], now: float) -> None:
+        assert self._stop_at is not None
+        if self._last_at is None:
+            self._last_at = now
+            for member in last:
+                if not member.is_gone and member.worker is not None:
+                    member.worker.release()
+        deadline = max(self._last_at + _LAST_SECS, self._stop_at + self._notice)
+        if self._last_kill_at is None and now >= deadline:
+            self._last_kill_at = now
+            self._tell_late(last)
+            self._kill(last)
+        if self._last_kill_at is not None and now >= self._last_kill_at + _KILL_SECS:
+            self._abandon(last)
+
+    def _kill(self, members: Sequence[lp_member.Member]) -> None:
+        self._kill_at = self._kill_at or time.monotonic()
+        for member in members:
+            if not member.is_gone and member.worker is not None:
+                member.worker.kill()
+
+    def _tell_late(self, members: Sequence[lp_member.Member]) -> None:
+        late = [m.name for m in members if not m.is_gone and _is_killable(m)]
+        if late:
+            logger.warning("killed after %g s: %s", self._notice, ", ".join(late))
+
+    def _abandon(self, members: Sequence[lp_member.Member]) -> None:
+        left = [m for m in members if not m.is_gone]
+        if killed := [m.name for m in left if _is_killable(m)]:
+            logger.warning("left behind: %s", ", ".join(killed))
+        if running := [m.name for m in left if not _is_killable(m)]:
+            message = "still running after %g s (threads cannot be killed): %s"
+            logger.warning(message, self._notice, ", ".join(running))
+        for member in left:
+            member.is_abandoned = True
+
+
+def _is_killable(member: lp_member.Member) -> bool:
+    return member.worker is None or member.worker.is_killable

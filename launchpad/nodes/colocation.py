@@ -1,0 +1,263 @@
+"""Nodes that share a process, or a machine."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launchpad import address as lp_address
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base, node_thread, python
+
+# Nodes that must end because one of them has ended have this long, in seconds. While the program
+# stops, the supervisor has a deadline for all of them.
+_PARTS_SECS = 10.0
+_POLL_SECS = 0.2
+
+
+class MultiProcessingColocation(python.PyNode[Any, None]):
+    """Several nodes that are placed on one machine.
+
+    `launch` replaces the colocation by its nodes, as members of the same group: on this machine
+    they are colocated anyway. If the program runs as threads, they are threads like all nodes.
+    """
+
+    def __init__(self, nodes: Sequence[python.PyNode], num_retries_on_failure: int = 0):
+        """Describes the nodes.
+
+        Args:
+          nodes: What to run.
+          num_retries_on_failure: How often each node is restarted when it fails.
+        """
+        super().__init__(self.execute)
+        self._nodes: list[python.PyNode] = []
+        self._num_retries = num_retries_on_failure
+        for node in nodes:
+            self.add_node(node)
+
+    @property
+    def nodes(self) -> list[python.PyNode]:
+        """The nodes that share a machine."""
+        return self._nodes
+
+    def add_node(self, node: python.PyNode) -> Any:
+        """Adds a node and returns its handle.
+
+        Raises:
+          ValueError: it is not a PyNode.
+        """
+        if not isinstance(node, python.PyNode):
+            raise ValueError("MultiProcessingColocation only works with PyNodes.")
+        if self._num_retries and node.restart_policy is None:
+            node.restart_policy = base.RestartPolicy(max_restarts=self._num_retries)
+        self._nodes.append(node)
+        return node.create_handle()
+
+    def execute(self) -> None:
+        """Never called: engines launch the nodes themselves."""
+        raise NotImplementedError("a MultiProcessingColocation is run by lp.launch() only")
+
+
+class MultiThreadingColocation(python.PyNode[Any, None]):
+    """Runs nodes as threads of one process, whatever the launch type.
+
+    Add the colocation to the program, not the nodes inside it; their handles come from
+    `add_node()` here or from their own `create_handle()`.
+    """
+
+    def __init__(self, nodes: Sequence[python.PyNode], return_on_first_completed: bool = False):
+        """Describes the node.
+
+        Args:
+          nodes: What to run.
+          return_on_first_completed: True to end all of them when the first one ends.
+        """
+        super().__init__(self.execute)
+        self._nodes: list[python.PyNode] = []
+        self._return_on_first_completed = return_on_first_completed
+        for node in nodes:
+            self.add_node(node)
+
+    @property
+    def nodes(self) -> list[python.PyNode]:
+        """The nodes that share a process."""
+        return self._nodes
+
+    @property
+    def addresses(self) -> list[lp_address.Address]:
+        """Addresses that the nodes serve; each still belongs to its own node."""
+        return [*self._addresses, *(a for node in self._nodes for a in node.addresses)]
+
+    @property
+    def input_handles(self) -> list[base.Handle[Any]]:
+        """Handles among the arguments of the nodes, which `configure()` may replace."""
+        return [handle for node in self._nodes for handle in node.input_handles]
+
+    def add_node(self, node: python.PyNode) -> Any:
+        """Adds a node and returns its handle.
+
+        Raises:
+          ValueError: it is not a PyNode, is a MultiProcessingColocation, or has a restart policy.
+        """
+        if not isinstance(node, python.PyNode):
+            raise ValueError("MultiThreadingColocation only works with PyNodes.")
+        if isinstance(node, MultiProcessingColocation):
+            raise ValueError(
+                "expected a node that runs as a thread, got a MultiProcessingColocation; put the "
+                "MultiThreadingColocation inside it, or add its nodes one by one"
+            )
+        if node.restart_policy is not None:
+            raise ValueError(
+                "expected a node without a restart policy, because the nodes of a "
+                "MultiThreadingColocation are restarted together; set it on the colocation"
+            )
+        self._nodes.append(node)
+        self.stops_last = self.stops_last or node.stops_last
+        self.imports = (*self.imports, *node.imports)
+        return node.create_handle()
+
+    def execute(self) -> None:
+        """Runs all nodes, and returns when they have ended.
+
+        When one node ends all others, those that have not ended after ten seconds are left running:
+        their threads cannot be killed.
+
+        Raises:
+          Exception: what the first failed node raised, once the others have ended.
+        """
+        if not self._nodes:
+            raise ValueError("MultiThreadingColocation requires at least one node.")
+        runtime = lp_runtime.require_current()
+        states = _States(runtime, len(self._nodes))
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        parts = [_Part(node, i, runtime, states, ended) for i, node in enumerate(self._nodes)]
+        for part in parts:
+            part.start()
+        failure = None
+        deadline = None
+        num_left = len(parts)
+        while num_left and (runtime.stop_event.is_set() or not _is_over(deadline)):
+            try:
+                error = ended.get(timeout=_POLL_SECS)
+            except queue.Empty:
+                continue
+            num_left -= 1
+            if failure is None and error is not None:
+                failure = error
+                runtime.tell_failure(error)
+            if deadline is None and (failure is not None or self._return_on_first_completed):
+                deadline = time.monotonic() + _PARTS_SECS
+                for part in parts:
+                    threading.Thread(target=part.end, daemon=True).start()
+        if num_left:
+            names = ", ".join(part.name for part in parts if part.is_alive)
+            lp_runtime.logger.warning("left behind after %g s: %s", _PARTS_SECS, names)
+        if failure is not None:
+            raise failure
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
+
+
+class _States:
+    """Reports one state for several nodes to the supervisor: the least advanced of theirs."""
+
+    _ORDER = (
+        lp_runtime.STARTING,
+        lp_runtime.RUNNING,
+        lp_runtime.SERVING,
+        lp_runtime.FINISHED,
+        lp_runtime.ENDED,
+    )
+
+    def __init__(self, runtime: lp_runtime.NodeRuntime, num_nodes: int):
+        self._runtime = runtime
+        self._states = [lp_runtime.STARTING] * num_nodes
+        self._told = lp_runtime.STARTING
+        self._has_run = False
+        self._lock = threading.Lock()
+
+    def set(self, index: int, state: str) -> None:
+        with self._lock:
+            self._states[index] = state
+            self._has_run |= state == lp_runtime.RUNNING
+            least = min(self._states, key=self._ORDER.index)
+            if least in (self._told, lp_runtime.STARTING):
+                return
+            if self._told == lp_runtime.STARTING and self._has_run and least != lp_runtime.RUNNING:
+                # The supervisor must learn that this node has had work of its own.
+                self._tell(lp_runtime.RUNNING)
+            self._tell(least)
+
+    def _tell(self, state: str) -> None:
+        self._told = state
+        self._runtime.set_state(state)
+
+
+class _Part:
+    """One of the nodes, in a thread with a runtime of its own."""
+
+    def __init__(
+        self,
+        node: python.PyNode,
+        index: int,
+        outer: lp_runtime.NodeRuntime,
+        states: _States,
+        ended: queue.SimpleQueue[BaseException | None],
+    ):
+        self._index = index
+        self._states = states
+        self._ended = ended
+        self._outer = outer
+        self._runtime = lp_runtime.NodeRuntime(
+            outer.label,
+            outer.index,
+            outer.info,
+            outer.book,
+            lp_runtime.Callbacks(
+                publish=outer.publish,
+                set_state=lambda state: states.set(index, state),
+                request_stop=outer.stop,
+                interrupt=lambda: self._thread.interrupt(lambda: self._runtime.is_active),
+                is_leaving=lambda: node_thread.is_leaving(self._thread.ident),
+                give_up=outer.give_up,
+                tell_failure=outer.tell_failure,
+            ),
+            outer.launch_context.launch_config,
+        )
+        self._runtime.ready_event = outer.ready_event
+        self._runtime.published_keys = outer.published_keys
+        self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
+        self._thread = node_thread.NodeThread(
+            f"{outer.name} part {index}", node, self._runtime, self._on_end
+        )
+
+    @property
+    def name(self) -> str:
+        return self._thread.name
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._outer.add_part(self._runtime)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stops this node alone."""
+        self._runtime.notify_stop_in_thread()
+        self._runtime.release()
+
+    def _on_end(self, error: BaseException | None) -> None:
+        self._runtime.mark_ended()
+        if error is not None and node_thread.failure_of(error, self._runtime) is None:
+            error = None
+        if error is None:
+            # A failed part is not idle: its colocation is about to fail.
+            self._states.set(self._index, lp_runtime.FINISHED)
+        self._ended.put(error)

@@ -1,0 +1,173 @@
+"""A node that serves the methods of a Python object."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from launchpad import address as lp_address
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base, python
+from launchpad.rpc import client as rpc_client
+from launchpad.rpc import credentials
+from launchpad.rpc import server as rpc_server
+
+WorkerType = TypeVar("WorkerType")
+CourierClient = rpc_client.CourierClient
+
+COURIER_PORT_NAME = "courier"
+
+
+class CourierHandle(base.Handle[CourierClient]):
+    """Handle of a CourierNode; becomes a CourierClient in the node that gets it."""
+
+    def __init__(self, address: lp_address.Address, **kwargs: Any):
+        self._address = address
+        self._kwargs = kwargs
+
+    def set_client_kwargs(self, **kwargs: Any) -> None:
+        """Sets the arguments of the CourierClient, such as `call_timeout`."""
+        self._kwargs = kwargs
+
+    def dereference(self) -> CourierClient:
+        """Returns a client of the node."""
+        return CourierClient(self._address, **self._kwargs)
+
+
+class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerType]):
+    """Constructs an object in the node and serves its public methods and `__call__`.
+
+    `run()` is called once the object is served. The node serves until the program stops and all
+    nodes have left their `run()`, so its methods can still be called while others clean up.
+
+    An object with a `set_courier_server()` method gets the server and starts and stops it itself.
+    """
+
+    def __init__(
+        self,
+        constructor: Callable[..., WorkerType],
+        *args: Any,
+        courier_kwargs: Mapping[str, Any] | None = None,
+        courier_client_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        """Describes the node; nothing is constructed yet.
+
+        Args:
+          constructor: Makes the object, in the node.
+          *args: Arguments of the constructor; handles among them become clients.
+          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`. If another process
+            uses the port, the node fails with OSError; by default it takes a free one.
+          courier_client_kwargs: Arguments of the clients: see CourierClient.
+          **kwargs: Keyword arguments of the constructor.
+        """
+        super().__init__(constructor, *args, **kwargs)
+        self._courier_kwargs = dict(courier_kwargs or {})
+        self._client_kwargs = dict(courier_client_kwargs or {})
+        self._address = lp_address.Address(COURIER_PORT_NAME)
+        self.allocate_address(self._address)
+
+    @property
+    def courier_address(self) -> lp_address.Address:
+        """Address of the server of this node."""
+        return self._address
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Replaces the constructor's arguments: for nodes that need each other's handles."""
+        self._args = args
+        self._kwargs = kwargs
+        self._collect_input_handles()
+
+    def create_handle(self) -> CourierHandle:
+        """Returns a handle that becomes a client of this node."""
+        return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
+
+    def execute(self) -> None:
+        """Constructs the object, serves it, and calls its `run()`."""
+        runtime = lp_runtime.require_current()
+        server = make_server(runtime, self._address, self._courier_kwargs)
+        takes_server = None
+        try:
+            # The port is already bound, so nodes can look up each other's addresses while they are
+            # constructed. Calls wait until the server starts.
+            runtime.publish(self._address.key, server.address)
+            instance = self.construct_instance()
+            server.bind_methods(instance)
+            takes_server = getattr(instance, "set_courier_server", None)
+            if takes_server is not None:
+                takes_server(server)
+            else:
+                server.start()
+            self._run_until_serving(runtime, instance)
+            runtime.release_event.wait()
+        finally:
+            if takes_server is None:
+                server.stop()
+
+    def _run_until_serving(self, runtime: lp_runtime.NodeRuntime, instance: WorkerType) -> None:
+        """Calls `run()`; after its end or an interrupt, the node keeps serving others."""
+        has_begun = False
+        # An interrupt may also arrive when run() has returned by itself.
+        while True:
+            try:
+                if not has_begun:
+                    has_begun = True
+                    self.run_instance(instance)
+                runtime.set_state(lp_runtime.SERVING)
+                return
+            except SystemExit as request:  # The program stops, or run() ended itself.
+                if request.code not in (None, 0) and not runtime.stop_event.is_set():
+                    raise
+
+    def run(self) -> None:
+        """Runs the node in the calling thread.
+
+        Without a program, its address must be bound (`bind_addresses`). It then serves until the
+        object's `run()` ends, or forever if there is none.
+
+        Raises:
+          OSError: the port of its address is taken.
+        """
+        if lp_runtime.current() is not None:
+            return self.execute()
+        instance = self.construct_instance()
+        port = lp_address.get_port_from_address(self._address.resolve())
+        kwargs = {"port": port, **self._courier_kwargs}
+        secret, identity = credentials.of_user(), self._address.key.encode()
+        server = rpc_server.MethodServer(secret, identity=identity, **kwargs)
+        server.bind_methods(instance)
+        takes_server = getattr(instance, "set_courier_server", None)
+        if takes_server is not None:
+            takes_server(server)
+            self.run_instance(instance)
+            return None
+        server.start()
+        if not self.run_instance(instance):
+            server.Join()
+        server.stop()
+        return None
+
+
+def make_server(
+    runtime: lp_runtime.NodeRuntime, address: lp_address.Address, kwargs: Mapping[str, Any]
+) -> rpc_server.MethodServer:
+    """Binds the server of a node; nothing is served or published yet.
+
+    Raises:
+      OSError: the port in `kwargs` is taken.
+    """
+    make = functools.partial(
+        rpc_server.MethodServer,
+        runtime.info.secret,
+        host=runtime.info.host,
+        runtime=runtime,
+        identity=address.key.encode(),
+    )
+    before = runtime.book.get(address.key)
+    if before is not None and not kwargs.get("port"):
+        # A restarted node reuses its old port if that is still free.
+        with contextlib.suppress(OSError):
+            return make(**{**kwargs, "port": lp_address.get_port_from_address(before)})
+    return make(**kwargs)

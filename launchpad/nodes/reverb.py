@@ -1,0 +1,131 @@
+"""A node that serves Reverb tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad import address as lp_address
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base, python, tunnel
+from rl_replicator.processes import ports
+
+if TYPE_CHECKING:
+    import reverb
+
+logger = logging.getLogger("launchpad")
+
+REVERB_PORT_NAME = "reverb"
+_BIND_ATTEMPTS = 5
+
+
+class ReverbHandle(base.Handle["reverb.Client"]):
+    """Handle of a ReverbNode; becomes a `reverb.Client` in the node that gets it.
+
+    Between machines, the client's connections are encrypted; see `tunnel`.
+    """
+
+    def __init__(self, address: lp_address.Address):
+        self._address = address
+
+    @property
+    def address_key(self) -> str:
+        """Key of the address, for the supervisor: a `reverb.Client` can't follow its changes."""
+        return self._address.key
+
+    def dereference(self) -> reverb.Client:
+        """Returns a Reverb client of the server."""
+        import reverb  # Here, so that only nodes that use the tables load it and TensorFlow.
+
+        address = self._address.resolve()
+        host, _, port = address.rpartition(":")
+        runtime = self._address.runtime()
+        ports.bypass_proxy([host, tunnel.LOOPBACK])
+        if runtime is None or host == tunnel.LOOPBACK:
+            return reverb.Client(address)
+        if host == runtime.info.host:
+            return reverb.Client(f"{tunnel.LOOPBACK}:{port}")
+        return reverb.Client(tunnel.connect(address, runtime.info.secret))
+
+
+class ReverbNode(python.PyNode[ReverbHandle, None]):
+    """Serves Reverb tables until all other nodes have ended."""
+
+    stops_last = True
+    imports = ("reverb",)
+
+    def __init__(
+        self,
+        priority_tables_fn: Callable[[], Sequence[reverb.Table]],
+        checkpoint_ctor: Callable[[], Any] | None = None,
+        checkpoint_time_delta_minutes: int | None = None,
+    ):
+        """Describes the node; nothing is constructed yet.
+
+        Args:
+          priority_tables_fn: Makes the tables, in the node.
+          checkpoint_ctor: Makes the Reverb checkpointer, in the node; None for Reverb's default.
+          checkpoint_time_delta_minutes: Minutes between checkpoints; None for none.
+
+        Raises:
+          ValueError: `checkpoint_time_delta_minutes` is not positive.
+        """
+        super().__init__(self.execute)
+        if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
+            raise ValueError("checkpoint_time_delta_minutes must be positive, or None")
+        self._priority_tables_fn = priority_tables_fn
+        self._checkpoint_ctor = checkpoint_ctor
+        self._checkpoint_secs = (
+            None if checkpoint_time_delta_minutes is None else checkpoint_time_delta_minutes * 60.0
+        )
+        self._address = lp_address.Address(REVERB_PORT_NAME)
+        self.allocate_address(self._address)
+
+    @property
+    def reverb_address(self) -> lp_address.Address:
+        """Address of the server of this node."""
+        return self._address
+
+    def create_handle(self) -> ReverbHandle:
+        """Returns a handle that becomes a Reverb client."""
+        return self._track_handle(ReverbHandle(self._address))
+
+    def execute(self) -> None:
+        """Makes the tables and serves them until the program ends."""
+        runtime = lp_runtime.require_current()
+        server = self._start_server(runtime)
+        try:
+            runtime.publish(self._address.key, f"{runtime.info.host}:{server.port}")
+            runtime.set_state(lp_runtime.SERVING)
+            while not runtime.release_event.wait(self._checkpoint_secs):
+                server.localhost_client().checkpoint()
+        finally:
+            server.stop()
+
+    def _start_server(self, runtime: lp_runtime.NodeRuntime) -> reverb.Server:
+        """Starts a server on a port on which no other process listens.
+
+        Reverb binds with SO_REUSEPORT: on a taken port it would start without an error, and
+        clients would reach one server or the other. So the port is reserved first and checked
+        afterwards.
+        """
+        import reverb
+
+        make_checkpointer = self._checkpoint_ctor or (lambda: None)
+        before = runtime.book.get(self._address.key)
+        port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
+        for _ in range(_BIND_ATTEMPTS):
+            if not ports.count_foreign(port):
+                server = reverb.Server(
+                    tables=self._priority_tables_fn(), port=port, checkpointer=make_checkpointer()
+                )
+                if not ports.count_foreign(port):
+                    ports.confine_to_loopback(port, "Reverb", "the replay")
+                    if runtime.info.host != tunnel.LOOPBACK:
+                        tunnel.serve(runtime.info.host, port, runtime.info.secret)
+                    return server
+                server.stop()
+            logger.warning("%s: another server listens on port %d", runtime.name, port)
+            port = runtime.reserve_port()
+        raise OSError(f"found no free port for Reverb in {_BIND_ATTEMPTS} attempts")
