@@ -113,8 +113,12 @@ class AgentLearner(VariableSource, Protocol):
         """Seconds spent so far in parts of `step` other than its compiled call, by name."""
         ...
 
-    def step(self) -> None:
-        """Runs one compiled call of learner steps; blocks until the table has enough items."""
+    def step(self, poll: Callable[[], None] | None = None) -> None:
+        """Runs one compiled call of learner steps; blocks until the table has enough items.
+
+        Args:
+          poll: called about ten times a second while the call runs or waits; it may call `cancel`.
+        """
         ...
 
     def cancel(self) -> None:

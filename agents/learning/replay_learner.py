@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from rl_replicator.layers import precision
 
 # The learner's own metric, in addition to those of the step.
 _DROPPED_BATCHES = "dropped_priority_batches"
+_SECONDS_BETWEEN_POLLS = 0.1
 
 
 class StepOutput(NamedTuple):
@@ -137,13 +139,23 @@ class ReplayLearner:
         self._lock = threading.Lock()
         self._weights = self._copy_weights()
 
-    def step(self) -> None:
+    def step(self, poll: Callable[[], None] | None = None) -> None:
         """Runs one compiled call; blocks until the table has enough items.
+
+        Args:
+          poll: called every tenth of a second while the call runs or waits; it may `cancel`.
 
         Raises:
           rl_replicator.StepCancelled: if `cancel` was called while it waited.
         """
-        outputs = self._step()
+        call = self._step.begin()
+        try:
+            while poll is not None and not futures.wait([call], _SECONDS_BETWEEN_POLLS).done:
+                poll()
+        except BaseException:
+            self.cancel()  # Nobody will wait for the call.
+            raise
+        outputs = call.result()
         started = time.perf_counter()
         if self._priorities is not None:
             local = self._replicator.local_results(outputs)

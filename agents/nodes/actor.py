@@ -13,17 +13,12 @@ from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environments
 from agents.nodes.run_plan import RunPlan
-from agents.nodes.stopwatch import Stopwatch
+from agents.nodes.timing import TimedActor, Timing
 from agents.nodes.wait_log import StoppedError, WaitLog
 
 _LOG = logging.getLogger("agents")
 
-# Methods whose time is measured -> the part that it counts as. Rendering is part of a step.
-_ENVIRONMENT_PARTS = {"reset": "environment", "step": "environment", "frame": "render"}
-_ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "insert"}
-# One lease in this many is timed: a prime, so that work that is done every 250 actions is not
-# missed.
-_LEASES_PER_TIMING = 7
+_SECONDS_BETWEEN_TIMES = 2.0
 # The replay accepts the last rows at the pace of the learner, which may be restarting.
 _SECONDS_TO_FINISH = 300.0
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -70,7 +65,7 @@ class ActorNode:
             )
             for number in numbers
         ]
-        self._environments = make_environments(
+        self._environments, self._watched = make_environments(
             who, plan, [stream.environment_seed for stream in self._streams]
         )
         with closed_on_error(self._environments):  # E.g. by a stop while the learner starts.
@@ -79,15 +74,12 @@ class ActorNode:
                 agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
                 for stream in self._streams
             ]
-            self._actor = agent.make_actor(
+            self._timing = Timing()
+            actor = agent.make_actor(
                 source, self._adders, [stream.context for stream in self._streams]
             )
-            # Before the stopwatch, which later restores the methods that it finds now.
-            self._watch = EnvironmentWatch(who, plan, self._environments.simulators)
-            self._stopwatch = Stopwatch()
-            for simulator in self._environments.simulators:
-                self._stopwatch.attach(simulator, _ENVIRONMENT_PARTS)
-            self._stopwatch.attach(self._actor, _ACTOR_PARTS)
+            self._actor = TimedActor(actor, self._timing)
+            self._watch = EnvironmentWatch(who, plan, self._watched)
 
     def run(self) -> None:
         """Acts until the learner is done, this actor is removed, or the program stops.
@@ -166,7 +158,7 @@ class ActorNode:
         granted, done = 0, 0
         episodes: list[Episode] = []
         started, waited = time.monotonic(), 0.0
-        leases = 0
+        self._take_times()  # The wait for the other nodes is not timed.
         for index, timestep in explore(self._environments, self._actor):
             stream = self._streams[index]
             if not timestep.first():
@@ -183,22 +175,22 @@ class ActorNode:
                     return
                 done, episodes, started, waited = 0, [], now, blocked
                 self._run_steps = self._counter.lease_start(self._index)
-                leases += 1
-                if leases % _LEASES_PER_TIMING == 1:
-                    self._stopwatch.start(wait=blocked)
-                elif leases % _LEASES_PER_TIMING == 2:
-                    self._report_time()
+                if now >= self._report_at:
+                    self._counter.add_time("actor", self._take_times())
 
     def _seconds_waited(self) -> float:
         return sum(adder.seconds_waited for adder in self._adders)
 
-    def _report_time(self) -> None:
-        """Reports to the counter how the actor spent its time in its last lease."""
-        grown = self._stopwatch.take(wait=self._seconds_waited())
-        self._stopwatch.stop()
+    def _take_times(self) -> dict[str, float]:
+        """Returns the seconds of the actor's parts since the last call."""
+        elsewhere = {"environment": sum(each.seconds for each in self._watched)}
+        if all(hasattr(each, "seconds_rendering") for each in self._watched):
+            elsewhere["render"] = sum(each.seconds_rendering for each in self._watched)
+            elsewhere["environment"] -= elsewhere["render"]
+        grown = self._timing.take(**elsewhere, wait=self._seconds_waited())
         grown["insert"] -= grown["wait"]
-        grown["environment"] -= grown.get("render", 0.0)
-        self._counter.add_time("actor", grown)
+        self._report_at = time.monotonic() + _SECONDS_BETWEEN_TIMES
+        return grown
 
 
 class _Stream:

@@ -13,7 +13,7 @@ import numpy as np
 
 from agents.learning.weights import WeightsPart
 from agents.nodes.program_folder import seconds_taken
-from agents.nodes.stopwatch import TimeSplit
+from agents.nodes.timing import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError
@@ -275,7 +275,7 @@ class Counter:
 
         Args:
           kind: kind of node, "actor" or "learner".
-          grown: the result of `agents.nodes.stopwatch.Stopwatch.take`.
+          grown: the result of `agents.nodes.timing.Timing.take`.
         """
         with self._lock:
             self._time.add(kind, grown)

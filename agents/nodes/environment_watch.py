@@ -29,12 +29,14 @@ def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
       seed: seed of the environment.
 
     Returns:
-      The environment.
+      The environment, whose calls can be watched.
     """
-    return _construct(who, plan, lambda: plan.task.make(seed=seed))
+    return WatchedEnvironment(_construct(who, plan, lambda: plan.task.make(seed=seed)))
 
 
-def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnvironment:
+def make_environments(
+    who: str, plan: RunPlan, seeds: Sequence[int]
+) -> tuple[BatchEnvironment, Sequence["WatchedEnvironment"]]:
     """Makes the environments of an actor; ends the node if one of them takes too long.
 
     Args:
@@ -43,19 +45,21 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
       seeds: the seed of each environment.
 
     Returns:
-      The environments.
+      The environments, and the objects whose calls step them.
     """
     if plan.env_engine == "envpool":
         from environments.engines.envpool_pool import EnvPoolEnvironments
 
         name, threads = plan.task.name, max(1, (os.cpu_count() or 1) // plan.num_actors)
-        return _construct(who, plan, lambda: EnvPoolEnvironments(name, seeds, threads))
+        pool = _construct(who, plan, lambda: EnvPoolEnvironments(name, seeds, threads))
+        watched = WatchedEnvironment(pool)
+        return watched, [watched]
     made: list[Any] = []
     environments = EnvironmentsInTurn(made)
     with closed_on_error(environments):
         for seed in seeds:
             made.append(make_environment(who, plan, seed))
-    return environments
+    return environments, made
 
 
 @contextlib.contextmanager
@@ -117,24 +121,86 @@ def _message(who: str, name: str, what: str, timeout: float, caller: int) -> str
     )
 
 
+class WatchedEnvironment:
+    """An environment, or several that are stepped together, whose `reset` and `step` are watched.
+
+    All other attributes are those of the environment.
+
+    Attributes:
+      seconds: seconds spent in both methods.
+      count: number of calls that have begun.
+      count_at_reset: that number when the episode began.
+      current: name of the method that is being called; empty between two calls.
+    """
+
+    def __init__(self, environment: Any):
+        """Stores the environment."""
+        self._environment = environment
+        self.seconds = 0.0
+        self.count, self.count_at_reset, self.current = 0, 0, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    def __enter__(self) -> "WatchedEnvironment":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._environment.close()
+
+    @property
+    def random_state(self) -> Any:
+        """See `environments.flat.Environment.random_state`."""
+        return self._environment.random_state
+
+    @random_state.setter
+    def random_state(self, state: Any) -> None:
+        self._environment.random_state = state
+
+    def step(self, actions: Any) -> Any:
+        """Calls the environment's method."""
+        return self._call("step", actions)
+
+    def reset(self, *indices: Any) -> Any:
+        """Calls the environment's method."""
+        self.count_at_reset = self.count + 1
+        return self._call("reset", *indices)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        self.count += 1
+        self.current = name
+        started = time.perf_counter()
+        try:
+            return getattr(self._environment, name)(*args)
+        finally:
+            self.seconds += time.perf_counter() - started
+            self.current = ""
+
+    @property
+    def what(self) -> str:
+        """The current call, in words."""
+        if self.current == "step":
+            return f"step {self.count - self.count_at_reset} of the episode"
+        return "reset"
+
+
 class EnvironmentWatch:
     """Ends the node when a step or reset of one of its environments takes too long.
 
     While its context is entered, a thread checks once per second whether the same call is still in
-    progress. A call itself only sets three attributes, which takes about 0.1 microseconds.
+    progress.
     """
 
-    def __init__(self, who: str, plan: RunPlan, environments: Sequence[Any]):
-        """Watches the environments' `reset` and `step` until it is exited.
+    def __init__(self, who: str, plan: RunPlan, environments: Sequence[WatchedEnvironment]):
+        """Watches the environments until it is exited.
 
         Args:
           who: the node's name in error messages.
           plan: its task, and the seconds that a call may take.
-          environments: environments, or `simulators` of a `BatchEnvironment`; their methods are
-            replaced on these instances.
+          environments: from `make_environment` or `make_environments`.
         """
         self._who, self._name, self._timeout = who, plan.task.name, plan.env_timeout
-        self._calls = [_Calls(environment) for environment in environments]
+        self._environments = environments
         self._is_over = threading.Event()
         self._kill_node = lp.make_node_killer()
         self._thread: threading.Thread | None = None
@@ -151,82 +217,27 @@ class EnvironmentWatch:
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Stops the thread, and restores the environments' methods.
-
-        Otherwise each environment would be part of a reference cycle, and its simulator and viewer
-        would live until Python's garbage collector runs, in any thread.
-        """
+        """Stops the thread."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
-        for calls in self._calls:
-            calls.put_methods_back()
 
     def _look(self, caller: int) -> None:
         interval = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 10)
-        before, stuck = [(0, "")] * len(self._calls), [0.0] * len(self._calls)
+        count = len(self._environments)
+        before, stuck = [(0, "")] * count, [0.0] * count
         last = time.monotonic()
         while not self._is_over.wait(interval):
             # A suspended process (Ctrl-Z) wakes up much later: that time does not count.
             passed = min(time.monotonic() - last, 2 * interval)
             last = time.monotonic()
-            for index, calls in enumerate(self._calls):
-                now = calls.count, calls.current
-                is_same = calls.current and now == before[index]
+            for index, environment in enumerate(self._environments):
+                now = environment.count, environment.current
+                is_same = environment.current and now == before[index]
                 stuck[index] = stuck[index] + passed if is_same else 0.0
                 before[index] = now
                 if stuck[index] > self._timeout:
-                    message = _message(self._who, self._name, calls.what, self._timeout, caller)
+                    what = environment.what
+                    message = _message(self._who, self._name, what, self._timeout, caller)
                     self._kill_node(UsageError(message), stuck[index])
                     return
-
-
-class _Calls:
-    """The calls of an environment, or of several that are stepped together.
-
-    Attributes:
-      count: number of calls that have begun.
-      count_at_reset: that number when the episode began.
-      current: name of the method that is being called; empty between two calls.
-    """
-
-    def __init__(self, environment: Any):
-        self.count, self.count_at_reset, self.current = 0, 0, ""
-        step, reset = environment.step, environment.reset
-        self._environment = environment
-        # Only attributes of the instance itself, usually none: a bound method would form a cycle,
-        # too.
-        own = vars(environment)
-        self._own = {name: own[name] for name in ("step", "reset") if name in own}
-
-        def watched_step(actions: Any) -> Any:
-            self.count += 1
-            self.current = "step"
-            try:
-                return step(actions)
-            finally:
-                self.current = ""
-
-        def watched_reset(*indices: Any) -> Any:
-            self.count += 1
-            self.count_at_reset = self.count
-            self.current = "reset"
-            try:
-                return reset(*indices)
-            finally:
-                self.current = ""
-
-        environment.step, environment.reset = watched_step, watched_reset
-
-    def put_methods_back(self) -> None:
-        """Restores the methods that the environment had before."""
-        for name in ("step", "reset"):
-            vars(self._environment).pop(name, None)
-        vars(self._environment).update(self._own)
-
-    @property
-    def what(self) -> str:
-        """The current call, in words."""
-        if self.current == "step":
-            return f"step {self.count - self.count_at_reset} of the episode"
-        return "reset"

@@ -9,10 +9,8 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,7 +23,7 @@ from agents.agent import Agent, AgentLearner
 from agents.nodes.counter import Counter
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import SECONDS_BETWEEN_TRIES, Saver
-from agents.nodes.stopwatch import TOTAL, Stopwatch
+from agents.nodes.timing import TOTAL, Timing
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.replay.table import TABLE
 from agents.replay.transitions import transitions_per_item
@@ -35,10 +33,8 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 
-# The learner is polled ten times a second and reports once a second.
-_POLL_SECONDS = 0.1
-_POLLS_PER_REPORT = 10
-_SECONDS_BETWEEN_NOTES = 1.0
+_SECONDS_BETWEEN_POLLS = 0.1
+_SECONDS_BETWEEN_REPORTS = 1.0
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
@@ -103,17 +99,11 @@ class LearnerNode:
             run, plan.keep_checkpoints, self._learner, replays, counter, plan.checkpoint_seconds
         )
         self._saver.restore()
-        # The first call, which compiles the step, and the wait for the first rows are not timed.
-        self._is_building = True
-        self._steps_at_start = self._learner.num_steps
-        self._stopwatch = Stopwatch()
-        self._stopwatch.attach(self._learner, {"step": "step"})
-        self._stopwatch.attach(self._saver, {"begin": "save", "begin_learner": "save"})
-        self._stopwatch.start(**self._learner.seconds)
-        self._has_first_rows = threading.Event()
-        self._trained = threading.Event()
-        self._no_more_rows = threading.Event()
-        self._run_over = threading.Event()
+        self._timing = Timing()
+        self._num_polls = self._num_starved = 0
+        self._poll_at = self._report_at = 0.0
+        self._reported_steps, self._moved_at = -1, 0.0
+        self._is_trained = self._has_rows = self._is_timed = self._steps_done = False
 
     def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         """Returns the weights after the learner's last call, by path."""
@@ -121,47 +111,43 @@ class LearnerNode:
 
     def run(self) -> None:
         """Trains and saves checkpoints; the last one holds the trained learner."""
-        # Before another thread starts: its program could not be determined if several run in this
-        # process.
         self._stop = lp.stop_event()
-        with futures.ThreadPoolExecutor(1, "learner-report") as executor:
-            report = executor.submit(self._report)
-            try:
-                with _ended_by_a_loss():
-                    # A save in the background is completed even if another worker is lost.
-                    with self._saver:
-                        self._train(report)
-                        while self._is_chief and not self._save_last():
-                            # A restarted counter resumes from the steps of the newest checkpoint,
-                            # and lets the actors take the later ones again.
-                            if self._has_partners:  # The others would have to train on, too.
-                                _restart_group("the counter has lost steps: all learners restart")
-                            self._no_more_rows.clear()
-                            self._has_first_rows.clear()
-                            self._trained.clear()
-                            self._train(report)
-                    while not self._stop.wait(_SECONDS_BETWEEN_NOTES):
-                        # Repeatedly: a restarted counter has no record of it.
-                        if self._is_chief:
-                            self._counter.learner_done()
-            finally:
-                self._run_over.set()
-                self._learner.close()
-            report.result()
-
-    def _train(self, report: futures.Future) -> None:
+        self._waiting = WaitLog("the learner", self._missing_rows, self._stop)
         try:
-            if self._counter.progress().steps_done:  # The run was stopped after its last step.
-                self._no_more_rows.set()
+            with _ended_by_a_loss():
+                # A save in the background is completed even if another worker is lost.
+                with self._saver:
+                    self._train()
+                    while self._is_chief and not self._save_last():
+                        # A restarted counter resumes from the steps of the newest checkpoint, and
+                        # lets the actors take the later ones again.
+                        if self._has_partners:  # The others would have to train on, too.
+                            _restart_group("the counter has lost steps: all learners restart")
+                        self._train()
+                while not self._stop.wait(_SECONDS_BETWEEN_REPORTS):
+                    # Repeatedly: a restarted counter has no record of either.
+                    self._report()
+                    if self._is_chief:
+                        self._counter.learner_done()
+        finally:
+            self._learner.close()
+
+    def _train(self) -> None:
+        """Takes steps until no rows will come, or the program stops."""
+        self._steps_done = self._counter.progress().steps_done  # A run stopped after its last step.
+        self._is_trained = self._has_rows = False
+        try:
             self._wait_for_first_rows()
-            self._has_first_rows.set()
-            while not (self._no_more_rows.is_set() or self._stop.is_set()):
+            self._has_rows = True
+            self._timing.take(**self._learner.seconds)
+            while not self._is_over:
                 self._profiler.reach(self._learner.num_steps)
-                self._learner.step()
-                if report.done():
-                    report.result()  # Raises: only an error ends it early.
+                with self._timing.part("step"):
+                    self._learner.step(self._poll)
+                self._poll()
                 if self._is_chief:
-                    self._saver.tick()
+                    with self._timing.part("save"):
+                        self._saver.tick()
             while self._has_partners:
                 self._learner.cancel()  # All workers stop at the same step, which ends this loop.
                 self._learner.step()
@@ -169,10 +155,56 @@ class LearnerNode:
             # No actor inserts rows any more. Some steps of the cancelled call may have been done.
             self._learner.refresh()
         finally:
-            self._trained.set()
+            self._is_trained = True
             self._profiler.close()
-        if report.done():
-            report.result()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no actor will insert rows."""
+        return self._steps_done or self._stop.is_set()
+
+    def _poll(self) -> None:
+        """Notes ten times a second whether the input is empty, and reports once a second."""
+        now = time.monotonic()
+        if now < self._poll_at:
+            return
+        self._poll_at = now + _SECONDS_BETWEEN_POLLS
+        self._num_polls += 1
+        self._num_starved += self._learner.starved()
+        if now >= self._report_at:
+            self._report()
+
+    def _report(self) -> None:
+        """Reports to the counter; cancels a step that will get no more rows."""
+        now, steps = time.monotonic(), self._learner.num_steps
+        self._report_at = now + _SECONDS_BETWEEN_REPORTS
+        starved = self._num_starved / max(self._num_polls, 1)
+        # A learner that saves, or whose steps take long, makes no progress either, but does not
+        # wait.
+        is_waiting = self._num_polls > 0 and self._num_starved == self._num_polls
+        self._num_polls = self._num_starved = 0
+        moved = steps != self._reported_steps
+        if moved or not self._has_rows:  # The wait for the first rows has its own log.
+            self._reported_steps, self._moved_at = steps, now
+        if self._is_chief:
+            self._report_time(starved, moved)
+            metrics = self._learner.metrics() if moved else {}
+            progress = self._counter.report_learner(steps, starved, metrics)
+        else:
+            progress = self._counter.progress()
+        self._steps_done = progress.steps_done
+        waited = now - self._moved_at
+        if self._is_trained or not self._has_rows:
+            return
+        if self._is_over:
+            # The worker without rows may be another one.
+            if (is_waiting or self._has_partners) and waited > _SECONDS_TO_STARVE:
+                self._learner.cancel()
+        elif is_waiting:
+            with contextlib.suppress(StoppedError):  # The program has just stopped.
+                self._waiting.tick(waited)
+            if waited > _SECONDS_TO_STARVE:
+                self._tell_starvation(self._table_infos())
 
     def _wait_for_first_rows(self) -> None:
         """Waits, interruptibly, until every table has enough items to be sampled.
@@ -180,15 +212,15 @@ class LearnerNode:
         Saves the rows that there are meanwhile. Logs nothing as long as their number grows.
         """
         grown_at, num_items = time.monotonic(), -1
-        waiting = WaitLog("the learner", self._missing_rows, self._stop)
-        while not self._no_more_rows.is_set():
+        while not self._steps_done:
+            self._poll()
             tables = self._table_infos()
             if tables and not any(map(_lacks_rows, tables)):
                 return
             if (found := sum(table.current_size for table in tables)) != num_items:
                 grown_at, num_items = time.monotonic(), found
             waited = time.monotonic() - grown_at
-            waiting.tick(waited)
+            self._waiting.tick(waited)
             if waited > _SECONDS_TO_STARVE:
                 self._tell_starvation(tables)
             if self._is_chief and num_items > 0:
@@ -229,61 +261,19 @@ class LearnerNode:
             f"{limiter.samples_per_insert:g} samples per insert); the actors are behind"
         )
 
-    def _report(self) -> None:
-        """Reports to the counter every second, and cancels a step that will get no more items."""
-        try:
-            self._watch()
-        except BaseException:
-            self._learner.cancel()  # Otherwise a waiting step would hide the error.
-            raise
-
-    def _watch(self) -> None:
-        waiting = WaitLog("the learner", self._missing_rows, self._stop)
-        last_steps, last_change = -1, time.monotonic()
-        while True:
-            starved = 0
-            for _ in range(_POLLS_PER_REPORT):
-                if self._run_over.wait(_POLL_SECONDS):
-                    return
-                starved += self._learner.starved()
-            steps, now = self._learner.num_steps, time.monotonic()
-            moved = steps != last_steps
-            if moved or not self._has_first_rows.is_set():  # That wait has its own log.
-                last_steps, last_change = steps, now
-            if self._is_chief:
-                self._report_time(starved / _POLLS_PER_REPORT)
-                metrics = self._learner.metrics() if moved else {}
-                progress = self._counter.report_learner(steps, starved / _POLLS_PER_REPORT, metrics)
-            else:
-                progress = self._counter.progress()
-            if progress.steps_done:
-                self._no_more_rows.set()
-            # A learner that saves, or whose steps take long, makes no progress either, but does not
-            # wait.
-            is_waiting = starved == _POLLS_PER_REPORT and not self._trained.is_set()
-            if progress.steps_done or self._stop.is_set():
-                # The worker without items may be another one.
-                may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
-                if may_starve and now - last_change > _SECONDS_TO_STARVE:
-                    self._learner.cancel()
-            elif is_waiting and self._has_first_rows.is_set():
-                with contextlib.suppress(StoppedError):  # The program has just stopped.
-                    waiting.tick(now - last_change)
-                if now - last_change > _SECONDS_TO_STARVE:
-                    self._tell_starvation(self._table_infos())
-
-    def _report_time(self, starved: float) -> None:
+    def _report_time(self, starved: float, moved: bool) -> None:
         """Reports how the learner has spent its time since the last report, if it trains.
 
         Args:
           starved: share of that time in which its input was empty.
+          moved: whether it has taken steps: the first call, which compiles the step, and the wait
+            for the first rows are not timed, nor is what follows training.
         """
-        grown = self._stopwatch.take(**self._learner.seconds)
-        if self._is_building:
-            self._is_building = self._learner.num_steps == self._steps_at_start
+        grown = self._timing.take(**self._learner.seconds)
+        if not self._has_rows or self._is_trained or not (moved or self._is_timed):
             return
-        if self._trained.is_set():  # Later time, such as the last evaluation, is not its own.
-            return
+        self._is_timed = True
+        grown = {"step": 0.0, "save": 0.0, **grown}
         others = sum(grown[part] for part in self._learner.seconds)
         grown["wait"] = min(starved * grown[TOTAL], max(grown["step"] - others, 0.0))
         grown["step"] -= others + grown["wait"]

@@ -22,11 +22,6 @@ class BatchEnvironment(Protocol):
         """Number of environments."""
         ...
 
-    @property
-    def simulators(self) -> Sequence[Any]:
-        """The objects whose methods `reset` and `step` do the work. Callers may replace both."""
-        ...
-
     def reset(self, indices: Sequence[int]) -> Iterable[dm_env.TimeStep]:
         """Starts an episode in each of the environments `indices`.
 
@@ -69,11 +64,6 @@ class EnvironmentsInTurn:
     def size(self) -> int:
         """See `BatchEnvironment`."""
         return len(self._environments)
-
-    @property
-    def simulators(self) -> Sequence[Any]:
-        """See `BatchEnvironment`."""
-        return self._environments
 
     def reset(self, indices: Sequence[int]) -> Iterator[dm_env.TimeStep]:
         """See `BatchEnvironment`."""

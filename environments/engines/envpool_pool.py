@@ -54,11 +54,6 @@ class EnvPoolEnvironments:
         """See `BatchEnvironment`."""
         return len(self._converters)
 
-    @property
-    def simulators(self) -> Sequence[Any]:
-        """See `BatchEnvironment`."""
-        return [self]
-
     def reset(self, indices: Sequence[int]) -> list[dm_env.TimeStep]:
         """See `BatchEnvironment`."""
         batch = self._pool.reset(np.array(indices, np.int32))

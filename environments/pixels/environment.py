@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import dm_env
@@ -24,6 +25,9 @@ class PixelEnvironment(dm_env.Environment):
 
     Threads may step different environments at the same time, and one environment may be passed
     between threads.
+
+    Attributes:
+      seconds_rendering: seconds spent on frames so far.
     """
 
     def __init__(self, environment: flat.Environment, config: PixelConfig, name: str = ""):
@@ -45,6 +49,7 @@ class PixelEnvironment(dm_env.Environment):
             (config.height, config.width, 3), np.uint8, 0, 255, name="pixels"
         )
         self._reward_spec = _repeated(environment.reward_spec(), self._action_repeat)
+        self.seconds_rendering = 0.0
 
     @property
     def wrapped(self) -> flat.Environment:
@@ -93,7 +98,11 @@ class PixelEnvironment(dm_env.Environment):
         Returns:
           A new array, [height, width, 3] uint8.
         """
-        return self._view.frame()
+        started = time.perf_counter()
+        try:
+            return self._view.frame()
+        finally:
+            self.seconds_rendering += time.perf_counter() - started
 
     def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         self._view.begin_episode()

@@ -1,0 +1,129 @@
+"""Where a node spends its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# The time between two readings, under the name of a part.
+TOTAL = "total"
+
+
+class Timing:
+    """Adds up the seconds that one thread spends in the parts of its loop.
+
+        with timing.part("step"):
+            ...
+
+    A part in progress counts up to now. Parts are not nested.
+    """
+
+    def __init__(self) -> None:
+        """Starts now."""
+        self._seconds: dict[str, float] = {}
+        self._current: str | None = None
+        self._since = 0.0
+        self._taken: dict[str, float] = {TOTAL: time.perf_counter()}
+
+    def part(self, name: str) -> _Part:
+        """Returns a context, which may be entered repeatedly, whose time counts as part `name`."""
+        self._seconds.setdefault(name, 0.0)
+        return _Part(self, name)
+
+    def begin(self, name: str) -> None:
+        """Begins a part."""
+        self._current, self._since = name, time.perf_counter()
+
+    def end(self) -> None:
+        """Ends the part that was begun."""
+        if self._current is not None:
+            self._seconds[self._current] += time.perf_counter() - self._since
+        self._current = None
+
+    def take(self, **elsewhere: float) -> dict[str, float]:
+        """Returns the seconds of each part since the start or the last call, and the total time.
+
+        Args:
+          **elsewhere: seconds so far of parts that are measured elsewhere, by name.
+        """
+        if self._current is not None:
+            name = self._current
+            self.end()
+            self.begin(name)
+        now = {**self._seconds, **elsewhere, TOTAL: time.perf_counter()}
+        grown = {part: seconds - self._taken.get(part, 0.0) for part, seconds in now.items()}
+        self._taken = now
+        return grown
+
+
+class _Part:
+    """The context of a part; a class, because a generator's context takes a microsecond more."""
+
+    __slots__ = ("_name", "_timing")
+
+    def __init__(self, timing: Timing, name: str):
+        self._timing, self._name = timing, name
+
+    def __enter__(self) -> None:
+        self._timing.begin(self._name)
+
+    def __exit__(self, *details: object) -> None:
+        self._timing.end()
+
+
+class TimedActor:
+    """An `agents.agent.BatchActor` that times another one: parts "policy" and "insert"."""
+
+    def __init__(self, actor: Any, timing: Timing):
+        """Stores the actor.
+
+        Args:
+          actor: the actor.
+          timing: takes the times.
+        """
+        self._actor = actor
+        self._policy, self._insert = timing.part("policy"), timing.part("insert")
+
+    def select_actions(self, observations: Sequence[Any]) -> Any:
+        """Returns an action for each environment."""
+        with self._policy:
+            return self._actor.select_actions(observations)
+
+    def begin(self, index: int, timestep: Any) -> None:
+        """Observes the first time step of an episode."""
+        with self._insert:
+            self._actor.begin(index, timestep)
+
+    def observe(self, index: int, action: Any, timestep: Any) -> None:
+        """Observes an action and its outcome."""
+        with self._insert:
+            self._actor.observe(index, action, timestep)
+
+
+class TimeSplit:
+    """Adds up the time of all nodes of each kind."""
+
+    def __init__(self) -> None:
+        """Starts without any time."""
+        self._seconds: dict[str, dict[str, float]] = {}
+
+    def add(self, kind: str, grown: Mapping[str, float]) -> None:
+        """Takes the report of a node.
+
+        Args:
+          kind: of the node, "actor" or "learner".
+          grown: the result of `Timing.take`.
+        """
+        seconds = self._seconds.setdefault(kind, {})
+        for part, more in grown.items():
+            seconds[part] = seconds.get(part, 0.0) + more
+
+    def shares(self) -> dict[str, float]:
+        """Returns each part's share of the time of its kind of node, named like `actor_policy`."""
+        return {
+            f"{kind}_{part}": min(1.0, max(0.0, spent / seconds[TOTAL]))
+            for kind, seconds in self._seconds.items()
+            for part, spent in seconds.items()
+            if part != TOTAL and seconds[TOTAL] > 0
+        }
