@@ -100,6 +100,14 @@ class TimedActor:
         with self._insert:
             self._actor.observe(index, action, timestep)
 
+    def update(self, wait: bool = False) -> None:
+        """Calls the actor's method."""
+        self._actor.update(wait)
+
+    def stateful_random_op(self) -> str | None:
+        """Calls the actor's method."""
+        return self._actor.stateful_random_op()
+
 
 class TimeSplit:
     """Adds up the time of all nodes of each kind."""
