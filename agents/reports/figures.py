@@ -41,11 +41,6 @@ def interval(one: Interval) -> str:
     return f"{number(one.value)} [{number(one.low)}, {number(one.high)}]"
 
 
-def steps(count: float) -> str:
-    """Writes a number of steps."""
-    return f"{count:,.0f}"
-
-
 def size(count: float) -> str:
     """Writes a number of bytes."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"

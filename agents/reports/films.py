@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agents.reports import figures
-from agents.reports.markup import Html, element
 from agents.reports.reading import ReportedRun
 
 _KINDS = {".mp4": "video/mp4", ".gif": "image/gif", ".png": "image/png"}
@@ -19,105 +17,63 @@ _OTHER_FOLDERS = ("best", "checkpoints", "metrics", "tensorboard", _FOLDER)
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """A film or an image of a run.
+class Pictures:
+    """The films and images of a page.
 
     Attributes:
-      path: its file.
-      size: bytes of the file.
-      caption: what it shows.
+      shown: caption, size and `data:` URL of each.
+      left_out: what does not fit, or cannot be read.
     """
 
-    path: Path
-    size: int
-    caption: str
+    shown: Sequence[tuple[str, str, str]]
+    left_out: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The films that a page holds.
-
-    Attributes:
-      shown: those that fit.
-      left_out: those that do not.
-    """
-
-    shown: Sequence[Picture]
-    left_out: Sequence[Picture]
-
-
-def select(runs: Sequence[ReportedRun], most_bytes: float) -> Selection:
+def select(runs: Sequence[ReportedRun], most_bytes: float) -> Pictures:
     """Chooses films: the newest of each run in turn, as long as they fit.
 
     Args:
       runs: the runs of the report.
       most_bytes: size of all chosen files together.
     """
-    queues = [list(_pictures(run)) for run in runs]
+    ranked = [
+        (rank, place, path, f"{run.name}: {about}")
+        for place, run in enumerate(runs)
+        for rank, (path, about) in enumerate(_pictures(run.path))
+    ]
     shown, left_out, free = [], [], most_bytes
-    for rank in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if rank < len(queue):
-                picture = queue[rank]
-                if picture.size <= free:
-                    shown.append(picture)
-                    free -= picture.size
-                else:
-                    left_out.append(picture)
-    order = {picture.path: i for i, picture in enumerate(p for queue in queues for p in queue)}
-    return Selection(
-        sorted(shown, key=lambda p: order[p.path]), sorted(left_out, key=lambda p: order[p.path])
-    )
+    for rank, place, path, caption in sorted(ranked, key=lambda one: one[:2]):
+        try:
+            content = path.read_bytes()
+        except OSError as error:  # It is another user's, or has been removed.
+            left_out.append(f"{path}: {error.strerror}")
+            continue
+        size = figures.size(len(content))
+        if len(content) > free:
+            left_out.append(f"{path} ({size})")
+        elif content:  # It is not still being made.
+            free -= len(content)
+            encoded = base64.b64encode(content).decode()
+            url = f"data:{_KINDS[path.suffix]};base64,{encoded}"
+            shown.append(((place, rank), (caption, size, url)))
+    return Pictures([one for _, one in sorted(shown)], left_out)
 
 
-def embedded(picture: Picture) -> Html:
-    """Returns a film or an image with its file's content.
-
-    Raises:
-      OSError: if the file cannot be read.
-    """
-    content = base64.b64encode(picture.path.read_bytes()).decode()
-    kind = _KINDS[picture.path.suffix]
-    source = f"data:{kind};base64,{content}"
-    if kind.startswith("video/"):
-        shown = element(
-            "video",
-            src=f"{source}#t=0.01",  # Browsers show the frame of that time, not a black one.
-            controls=True,
-            muted=True,
-            loop=True,
-            playsinline=True,
-            preload="metadata",
-            aria_label=picture.caption,
-        )
-    else:
-        shown = element("img", src=source, alt=picture.caption)
-    caption = element("figcaption", picture.caption, " ", element("small", _size(picture)))
-    return element("figure", shown, caption, class_="film")
-
-
-def describe(picture: Picture) -> str:
-    """Returns the path of a film and its size."""
-    return f"{picture.path} ({_size(picture)})"
-
-
-def _size(picture: Picture) -> str:
-    return figures.size(picture.size)
-
-
-def _pictures(run: ReportedRun) -> Iterator[Picture]:
-    """Yields the films and images of a run, the most telling one first."""
+def _pictures(run: Path) -> Iterator[tuple[Path, str]]:
+    """Yields the films and images of a run with their captions, the most telling one first."""
     for suffix in (".mp4", ".gif"):
-        yield from _picture(run, run.path / f"evaluation{suffix}", "newest policy")
-    films = (run.path / _FOLDER).glob("[!.]*.mp4")  # Those that begin with "." are being made.
+        path = run / f"evaluation{suffix}"
+        if path.is_file():
+            yield path, "newest policy"
+    films = (run / _FOLDER).glob("[!.]*.mp4")  # Those that begin with "." are being made.
     for path in sorted(films, key=_age, reverse=True):
-        yield from _picture(run, path, _steps(path))
+        yield path, _steps(path)
     newest: dict[str, Path] = {}
-    for path in sorted(run.path.glob("*/*.png"), key=_age):  # Images of a learner.
+    for path in sorted(run.glob("*/*.png"), key=_age):  # Images of a learner.
         if path.parent.name not in _OTHER_FOLDERS:
             newest[path.parent.name] = path
     for kind, path in newest.items():
-        yield from _picture(run, path, f"{kind}, {_steps(path)}")
+        yield path, f"{kind}, {_steps(path)}"
 
 
 def _age(path: Path) -> tuple[int, str]:
@@ -128,13 +84,3 @@ def _age(path: Path) -> tuple[int, str]:
 def _steps(path: Path) -> str:
     """Returns the steps in the name of a file; its whole name if it has none."""
     return f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
-
-
-def _picture(run: ReportedRun, path: Path, about: str) -> Iterator[Picture]:
-    """Yields a picture if its file exists, and is not still empty."""
-    try:
-        found = path.stat()
-    except OSError:
-        return
-    if stat.S_ISREG(found.st_mode) and found.st_size:
-        yield Picture(path, found.st_size, f"{run.name}: {about}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ class ReportedRun:
         return max(float(np.nanmax(table[WALL_TIME])) for table in self.tables.values())
 
     @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return self.steps / max(self.seconds, 1e-9)
+
+    @property
     def is_complete(self) -> bool:
         """Whether it has taken all its steps, and evaluated what it has learned if it can."""
         table = self._first(plots.EVALUATION_GROUPS)
@@ -142,6 +147,11 @@ class Family:
     is_evaluated: bool
     configs: Sequence[ComparedConfig]
 
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the environments of its curves; the only one of a learner is ""."""
+        return list(dict.fromkeys(task for config in self.configs for task in config.curves))
+
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -170,6 +180,23 @@ class Reading:
     def tasks(self) -> list[str]:
         """Names of all environments."""
         return list(dict.fromkeys(run.task for run in self.runs if run.task))
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether a curve has several seeds."""
+        return any(curve.seeds > 1 for one in self.configs for curve in one.curves.values())
+
+    @property
+    def evaluated_agents(self) -> list[ReportedRun]:
+        """The runs of agents that have an evaluation."""
+        return [run for run in self.runs if "evaluator" in run.tables]
+
+    def numbered_families(self) -> Iterator[tuple[int, Family]]:
+        """Yields each family and the index of its first config in `configs`."""
+        first = 0
+        for family in self.families:
+            yield first, family
+            first += len(family.configs)
 
     def runs_of(self, index: int) -> list[ReportedRun]:
         """Returns the runs of a config.

@@ -3,7 +3,6 @@
 import base64
 import errno
 import html
-import json
 import os
 import pathlib
 import re
@@ -54,10 +53,6 @@ def _render(run_dirs, film_bytes=1e6, **settings):
     return page.render(reading.read(run_dirs), film_bytes, **settings)
 
 
-def _charts(text):
-    return [json.loads(html.unescape(found)) for found in re.findall('data-chart="(.*?)"', text)]
-
-
 @pytest.fixture
 def run_dirs(make_run):
     """Two configs with two seeds each."""
@@ -98,31 +93,29 @@ def test_runs_of_one_seed_count_once(make_run):
 
 def test_the_chart_draws_mean_and_band(run_dirs):
     text = _render(run_dirs[:2])
-    (data,) = _charts(text)
-    assert data["end"] == 200
-    (line,) = data["lines"]
-    assert line["y"] == [150, 315] and (line["low"], line["high"]) == ([150, 310], [150, 320])
-    # Measured from the top, which is at about 400; the axis starts at zero.
-    (stroke,) = re.findall('<path d="M500 ([\\d.]+)L1000 ([\\d.]+)" class="line c0">', text)
-    heights = 1000 - np.array(stroke, float)
-    assert heights[1] / heights[0] == pytest.approx(315 / 150, rel=1e-3)
+    labels = [value for key, value in _Document(text).attributes if key == "aria-label"]
+    assert "a:b, episode return over environment steps. At the end: d4pg: 315" in labels
+    assert text.count("fill: var(--c0); fill-opacity") == 1
+    alone = _render(run_dirs[:1])
+    assert "stroke: var(--c0)" in alone and "fill: var(--c0); fill-opacity" not in alone
+    assert "#c0ffe" not in text + alone
 
 
 def test_it_needs_nothing_but_itself(run_dirs):
-    for text in (_render(run_dirs), _render(run_dirs, seconds_to_refresh=2.0)):
+    for text in (_render(run_dirs), _render(run_dirs, seconds_to_refresh=2)):
         document = _Document(text)
         names = [value for key, value in document.attributes if key == "id"]
         assert len(names) == len(set(names))
         links = [value for key, value in document.attributes if key in ("href", "src", "action")]
         assert [one for one in links if not one.startswith(("#", "data:"))] == []
         assert {one[1:] for one in links if one.startswith("#")} <= set(names)
-        assert "url(" not in text and "@import" not in text
+        assert not re.search(r"url\((?!#)", text) and "@import" not in text
 
 
 def test_names_are_text(make_run):
     name = "<script>alert(1)</script>&\"'"
     text = _render([make_run("one", {100: 1.0}, env=name, layers=name)])
-    assert _Document(text).tags.count("script") == 1  # The page's own.
+    assert "script" not in _Document(text).tags
     assert name in html.unescape(_Document(text).section("results"))
 
 
@@ -172,9 +165,6 @@ def test_figures_of_agents_and_learners_have_charts_of_their_own(make_run, make_
     text = _render([run, make_learner_run("two", {10: 2.0, 20: 1.0}, {20: 0.5})])
     titles = _Document(text).section("training")
     assert "loss over environment steps" in titles and "loss over steps" in titles
-    # The learning curves of both, and then their losses.
-    steps = [[line["x"] for line in data["lines"]] for data in _charts(text)]
-    assert steps[2:] == [[[100, 3000]], [[10, 20]]]
 
 
 def test_a_chart_of_several_configs_of_a_learner_is_named_by_what_they_share(make_learner_run):
@@ -285,7 +275,7 @@ def test_films_up_to_a_size(make_run):
     assert [len(base64.b64decode(film)) for film in films] == [600, 300]
     shown = _Document(text).section("films")
     assert "one: newest policy" in shown and "one: 50 steps" in shown
-    assert f"1 left out (0 kB), to keep all films under 1 kB {run}/films/000000100.mp4" in shown
+    assert f"cannot be read {run}/films/000000100.mp4 (0 kB)" in shown
 
 
 def test_films_that_cannot_be_read_are_named(make_run, monkeypatch):
@@ -306,7 +296,7 @@ def test_films_that_cannot_be_read_are_named(make_run, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
     shown = _Document(_render([run], film_bytes=10_000)).section("films")
     assert "one: 50 steps" in shown and "one: 100 steps" not in shown
-    assert f"1 cannot be read {refused}: Permission denied" in shown
+    assert f"cannot be read {refused}: Permission denied" in shown
 
 
 def test_the_newest_image_is_the_one_of_most_steps(make_run):
