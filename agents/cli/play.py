@@ -4,7 +4,10 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from agents.policies.playing import Player, Show
 
 SUMMARY = "play a policy in a window, or record it as a video: play PATH"
 
@@ -16,7 +19,7 @@ def run(args: Sequence[str]) -> int:
       args: the words after `play`.
 
     Returns:
-      The exit status.
+      Exit status 0.
 
     Raises:
       UsageError: if an option is wrong, or there is no policy.
@@ -24,10 +27,8 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
-    from agents.policies import playing, video_file
     from rl_replicator.cli import options
     from rl_replicator.errors import check_option
-    from rl_replicator.runs.statistics import number
 
     @dataclasses.dataclass(frozen=True)
     class PlayOptions:
@@ -50,58 +51,54 @@ def run(args: Sequence[str]) -> int:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
 
     chosen = options.parse(PlayOptions, "rl-replicator play", args)
-    task, environment, actor, most = _opened(chosen)
-
-    def play(show: playing.Show) -> None:
-        for total in playing.play(environment, actor, task, most, show, chosen.episodes):
-            print(f"return {number(total)} ({task.name})", flush=True)
+    from agents.policies import playing
 
     if chosen.out is None and playing.has_display():
-        with contextlib.closing(playing.Window(task.name)) as window:
-            play(window.show)
+        player = opened(chosen.path, chosen.env, chosen.seed, chosen.best)
+        with contextlib.closing(playing.Window(player.task.name)) as window:
+            _play(player, window.show, chosen.episodes)
         return 0
-    output = chosen.out or Path("play.mp4")
-    with video_file.film(output) as add:
-        play(add)
-    print(f"video {output}")
+    out = chosen.out or Path("play.mp4")
+    with playing.film(out) as add:
+        player = opened(chosen.path, chosen.env, chosen.seed, chosen.best)
+        _play(player, add, chosen.episodes)
+    print(f"video {out}")
     return 0
 
 
-def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
-    """Returns the task, its environment, the actor, and the most actions per episode."""
+def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
+    """Returns a policy in an environment.
+
+    Args:
+      path: the directory of a run, or of an exported policy.
+      env: the environment; None for the one in which the policy was trained.
+      seed: seed of the environment.
+      best: whether to take the checkpoint of a run with the best evaluation, not the newest.
+
+    Raises:
+      UsageError: if there is no policy, or the environment does not fit it.
+    """
     from agents.nodes.run_plan import EvaluationSchedule
     from agents.policies import exported
+    from agents.policies.playing import Player
+    from agents.policies.policy import load_policy
     from rl_replicator.errors import UsageError
     from rl_replicator.runs.run_directory import RunDirectory
 
-    if not RunDirectory(chosen.path).exists or (chosen.path / exported.MODEL).exists():
-        policy = exported.load(chosen.path)
-        if chosen.best:
+    if not RunDirectory(path).exists or (path / exported.MODEL).exists():
+        policy = exported.load(path)
+        if best:
             raise UsageError(
-                f"--best: expected a run directory with it, got {chosen.path}, an exported policy, "
-                "which has one set of weights; leave --best out, or export with --best"
+                f"--best: expected a run directory with it, got {path}, an exported policy, which "
+                "has one set of weights; leave --best out, or export with --best"
             )
-        task = _task(policy.task, chosen.env)
-        environment = task.make(chosen.seed)
+        task = policy.task if env is None else dataclasses.replace(policy.task, name=env)
+        environment = task.make(seed)
         most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # Exports store none.
-        return task, environment, policy.actor(task, environment), most
-    from agents.policies.policy import load_policy
-
-    trained = load_policy(chosen.path, chosen.best)
-    task = _task(trained.task, chosen.env)
-    environment = task.make(chosen.seed)
-    _check(trained.task, task)
-    return task, environment, trained.actor, trained.max_actions
-
-
-def _task(trained: Any, name: str | None) -> Any:
-    return trained if name is None else dataclasses.replace(trained, name=name)
-
-
-def _check(trained: Any, played: Any) -> None:
-    from rl_replicator.errors import UsageError
-
-    expected, found = trained.spec(), played.spec()
+        return Player(task, environment, policy.actor(task, environment), most)
+    trained = load_policy(path, best)
+    task = trained.task if env is None else dataclasses.replace(trained.task, name=env)
+    expected, found = trained.task.spec(), task.spec()
     for kind in ("observations", "actions"):
         one, other = getattr(expected, kind).shape, getattr(found, kind).shape
         if one != other:
@@ -109,3 +106,11 @@ def _check(trained: Any, played: Any) -> None:
                 f"expected an environment with {kind} {list(one)}, as the policy has them, got "
                 f"{list(other)}; choose another --env"
             )
+    return Player(task, task.make(seed), trained.actor, trained.max_actions)
+
+
+def _play(player: "Player", show: "Show", episodes: int) -> None:
+    from rl_replicator.runs.statistics import number
+
+    for total in player.play(show, episodes):
+        print(f"return {number(total)} ({player.task.name})", flush=True)

@@ -3,19 +3,19 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 SUMMARY = "record a video of an evaluation episode: video RUN_DIR"
 
 
 def run(args: Sequence[str]) -> int:
-    """Films an episode with the newest checkpoint of a run.
+    """Films an episode with the newest checkpoint of a run; the same as `play` with `--out`.
 
     Args:
       args: the words after `video`.
 
     Returns:
-      The exit status.
+      Exit status 0.
 
     Raises:
       UsageError: if an option is wrong, or there is no run of an agent in the directory.
@@ -23,8 +23,9 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
-    from rl_replicator.cli import options, trainables
-    from rl_replicator.errors import UsageError
+    from agents.cli import play
+    from rl_replicator.cli import options
+    from rl_replicator.runs.run_directory import RunDirectory
 
     @dataclasses.dataclass(frozen=True)
     class VideoOptions:
@@ -38,10 +39,6 @@ def run(args: Sequence[str]) -> int:
         """Seed of the environment."""
 
     chosen = options.parse(VideoOptions, "rl-replicator video", args)
-    trainable: Any = trainables.of_run(chosen.run_dir)
-    if not hasattr(trainable, "video"):
-        raise UsageError(
-            f"expected a run of an agent, got {chosen.run_dir}, which trains a learner without "
-            "episodes; see its plots and images instead"
-        )
-    return trainable.video(chosen.run_dir, chosen.out, chosen.seed) or 0
+    RunDirectory(chosen.run_dir).config()  # Raises if there is no run, before a folder is made.
+    out = chosen.out or chosen.run_dir / "evaluation.mp4"
+    return play.run([str(chosen.run_dir), "--out", str(out), "--seed", str(chosen.seed)])

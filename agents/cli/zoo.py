@@ -1,17 +1,19 @@
 """`rl-replicator zoo RUN_DIR... --out FOLDER`."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SUMMARY = "export, measure and record the policies of runs: zoo RUN_DIR..."
+SUMMARY = "export and measure the policies of runs: zoo RUN_DIR..."
 
-_FILM = "film.mp4"
+# Frames of the first episode, side by side.
+_PICTURE, _FRAMES = "episode.jpg", 6
 
 
 def run(args: Sequence[str]) -> int:
-    """Exports policies, each with a model card and a film, and writes a table of their returns.
+    """Exports policies, each with a model card and a picture, and writes a table of their returns.
 
     Args:
       args: the words after `zoo`.
@@ -37,7 +39,7 @@ def run(args: Sequence[str]) -> int:
         out: Path
         """Folder to create, with a folder for each policy, and README.md with the table."""
         episodes: int = 10
-        """Episodes of each measurement; the first one is filmed."""
+        """Episodes of each measurement; frames show the first one."""
         seed: int = 1000
         """Seed of the environment."""
         best: bool = False
@@ -96,8 +98,12 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
 
 def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     """Exports and measures the policy of a run; returns its row of the table."""
+    import imageio.v2 as iio
+    import numpy as np
+
     from agents.environment_loop import evaluation_episode
-    from agents.policies import exported, playing, video_file
+    from agents.policies import exported
+    from agents.policies.playing import Player
     from agents.policies.policy import max_actions
     from rl_replicator.cli import trainables
     from rl_replicator.exports import formats
@@ -108,21 +114,24 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     model = trainable.exported(run_dir, chosen.best, chosen.license)
     facts = model.card.facts
     formats.write(model, "numpy", out / name)
+    os.replace(out / name / "model.py", out / "model.py")  # One for all policies.
     # Measure what was written, in the same way as the evaluations of a run.
     policy = exported.load(out / name)
+    most, frames = max_actions(RunDirectory(run_dir), policy.task), []
     with policy.task.make(chosen.seed) as environment:
         actor = policy.actor(policy.task, environment)
-        most = max_actions(RunDirectory(run_dir), policy.task)
-        with video_file.film(out / name / _FILM) as add:
-            returns = list(playing.play(environment, actor, policy.task, most, add, episodes=1))
+        player = Player(policy.task, environment, actor, most)
+        returns = list(player.play(lambda frame: frames.append(frame[::2, ::2]), episodes=1))
         played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
+    shown = [frames[i] for i in np.linspace(0, len(frames) - 1, _FRAMES).astype(int)]
+    iio.imwrite(out / name / _PICTURE, np.concatenate(shown, axis=1))
     returns += [episode.episode_return for episode in played if episode is not None]
     measured = (
         f"{number(sum(returns) / len(returns))} ({number(min(returns))} to {number(max(returns))})"
     )
     print(f"{name}: return {measured}", flush=True)
     cells = (facts["task"], facts["agent"], facts["environment steps"], measured)
-    return f"| [{name}]({name}/README.md) | {' | '.join(cells)} | [film]({name}/{_FILM}) |"
+    return f"| [{name}]({name}/README.md) | {' | '.join(cells)} | [frames]({name}/{_PICTURE}) |"
 
 
 def _table(rows: Sequence[str], chosen: Any) -> str:
@@ -133,12 +142,12 @@ def _table(rows: Sequence[str], chosen: Any) -> str:
         [
             "# Trained policies",
             "",
-            "Each folder holds a policy that needs only NumPy (`model.npz`, `model.py`), its model "
-            "card and a film. Returns are the mean (lowest to highest) of "
-            f"{counted(chosen.episodes)} that the exported policy played, seed {chosen.seed}; the "
-            "film shows the first one.",
+            "Each folder holds the weights of a policy (`model.npz`), its model card, and frames "
+            'of an episode. `model.py` needs only NumPy: `Model("NAME/model.npz")`. Returns are '
+            f"the mean (lowest to highest) of {counted(chosen.episodes)} that the exported policy "
+            f"played, seed {chosen.seed}; the frames show the first one.",
             "",
-            "| policy | task | agent | environment steps | return | film |",
+            "| policy | task | agent | environment steps | return | episode |",
             "|---|---|---|---:|---:|---|",
             *rows,
             "",

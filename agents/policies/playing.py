@@ -1,24 +1,140 @@
-"""Plays a policy for people to watch: in a window, or into a file."""
+"""Plays a policy for people to watch: in a window, or into a film."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import imageio.v2 as iio
 import numpy as np
-from acme import core
 
-from agents.environment_loop import interact
-from agents.policies import video_file
-from agents.task import Task
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError, cannot_write
+from rl_replicator.runs import whole_file
 
-_SCALE = 2
+if TYPE_CHECKING:
+    from acme import core
+
+    from agents.task import Task
+
+_HEIGHT, _WIDTH = 240, 320
+_SCALE = 2  # Of the window.
+_FRAMES_PER_SECOND = 30
+# The film of an episode of 1000 environment steps takes about ten seconds.
+_STEPS_PER_FRAME = 1000 // (10 * _FRAMES_PER_SECOND)
 # Shows a frame, [H, W, 3] uint8; returns False to end the playing.
 Show = Callable[[np.ndarray], bool | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """A policy in an environment.
+
+    Attributes:
+      task: what is played.
+      environment: the environment of the task.
+      actor: chooses the actions.
+      max_actions: number of actions after which an episode is cut off.
+    """
+
+    task: Task
+    environment: Any
+    actor: core.Actor
+    max_actions: int
+
+    def play(self, show: Show, episodes: int) -> Iterator[float]:
+        """Plays episodes, until `show` returns False.
+
+        Args:
+          show: gets about 30 frames for 90 environment steps.
+          episodes: number of episodes.
+
+        Yields:
+          The return of each episode that was shown to its end.
+        """
+        from agents.environment_loop import interact  # Imports TensorFlow.
+
+        steps_per_frame = max(1, _STEPS_PER_FRAME // self.task.action_repeat)
+        for _ in range(episodes):
+            total = 0.0
+            steps = itertools.islice(interact(self.environment, self.actor), self.max_actions + 1)
+            for step, timestep in enumerate(steps):
+                total += float(timestep.reward or 0.0)
+                is_shown = step % steps_per_frame == 0
+                if is_shown and show(self.environment.render(_HEIGHT, _WIDTH)) is False:
+                    return
+                if timestep.last():
+                    break
+            yield total
+
+
+@contextlib.contextmanager
+def film(path: Path) -> Iterator[Show]:
+    """Yields a function that adds a frame [H, W, 3] uint8 to a new film.
+
+    The film replaces `path` once it is complete.
+
+    Raises:
+      DiskError: if it cannot be written completely, most likely because the disk is full.
+      UsageError: if it cannot be created, is a folder, or is named neither .mp4 nor .gif.
+    """
+    if path.suffix not in (".mp4", ".gif"):
+        raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
+    partial = whole_file.beside(path, f".partial{path.suffix}")
+    with _creating(path):  # Before the episode is played: these errors come early.
+        if path.is_dir():
+            raise UsageError(f"--out: expected a file, got {path}, a folder; choose another")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+    writer: Any = None
+
+    def add(frame: np.ndarray) -> None:
+        nonlocal writer
+        with _encoding():
+            if writer is None:
+                how: dict[str, Any] = {"fps": _FRAMES_PER_SECOND}
+                if path.suffix == ".gif":
+                    how = {"duration": 1000 / _FRAMES_PER_SECOND, "loop": 0}
+                writer = iio.get_writer(partial, **how)
+            writer.append_data(frame)
+
+    try:
+        yield add
+        with _encoding():
+            if writer is not None:
+                writer.close()
+            iio.get_reader(partial).get_data(0)  # The encoder may fail silently on a full disk.
+        with _creating(path):
+            os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            if writer is not None:
+                writer.close()
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _creating(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(
+            f"--out: cannot write to {path.parent}: {error}; choose another directory", error
+        ) from None
+
+
+@contextlib.contextmanager
+def _encoding() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DiskError(f"cannot write the video: {reason}; is the disk full?") from error
 
 
 class Window:
@@ -64,7 +180,7 @@ class Window:
         self._label.configure(image=image)
         self._image = image  # Tk itself keeps no reference.
         self._root.update()
-        self._next = max(self._next + 1 / video_file.FRAMES_PER_SECOND, time.monotonic())
+        self._next = max(self._next + 1 / _FRAMES_PER_SECOND, time.monotonic())
         time.sleep(max(0.0, self._next - time.monotonic()))
         return self._is_open
 
@@ -78,39 +194,3 @@ class Window:
 def has_display() -> bool:
     """Returns whether a window can be opened, according to the environment variables."""
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def play(
-    environment: Any,
-    actor: core.Actor,
-    task: Task,
-    max_actions: int,
-    show: Show,
-    episodes: int,
-) -> Iterator[float]:
-    """Plays episodes, until `show` returns False.
-
-    Args:
-      environment: the environment of the task.
-      actor: chooses the actions.
-      task: what is played.
-      max_actions: number of actions after which an episode is cut off.
-      show: gets about 30 frames for 90 environment steps.
-      episodes: number of episodes.
-
-    Yields:
-      The return of each episode that was shown to its end.
-    """
-    steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
-    for _ in range(episodes):
-        total = 0.0
-        steps = itertools.islice(interact(environment, actor), max_actions + 1)
-        for step, timestep in enumerate(steps):
-            total += float(timestep.reward or 0.0)
-            if step % steps_per_frame == 0:
-                frame = environment.render(video_file.HEIGHT, video_file.WIDTH)
-                if show(frame) is False:
-                    return
-            if timestep.last():
-                break
-        yield total

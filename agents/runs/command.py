@@ -1,4 +1,4 @@
-"""The command line of an agent: train it, evaluate a run, record a video."""
+"""The command line of an agent: train it, evaluate a run."""
 
 import dataclasses
 import importlib
@@ -215,37 +215,6 @@ class AgentCommand:
 
         run = RunDirectory(run_dir)
         return export_policy(restore(run, self, best), self, run, license_name)
-
-    def video(self, run_dir: Path, output: Path | None, seed: int) -> int:
-        """Records an episode of the newest checkpoint's policy and prints the file's path.
-
-        Args:
-          run_dir: directory of the run.
-          output: an .mp4 or .gif; default: in the run's directory.
-          seed: the seed of the environment.
-
-        Returns:
-          Exit status 0.
-
-        Raises:
-          UsageError: if there is no run or no checkpoint.
-        """
-        from agents.policies import playing, video_file
-        from agents.policies.policy import restore
-        from rl_replicator.runs.run_directory import RunDirectory
-        from rl_replicator.runs.statistics import number
-
-        run = RunDirectory(run_dir)
-        path = output or run.path / "evaluation.mp4"
-        run.config()  # Raises if there is no run, before a directory is made.
-        with video_file.film(path) as add:
-            policy = restore(run, self)
-            with policy.make_environment(seed) as environment:
-                (episode_return,) = playing.play(
-                    environment, policy.actor, policy.task, policy.max_actions, add, episodes=1
-                )
-        print(f"video {path} (return {number(episode_return)})")
-        return 0
 
     def config_type(self, pixels: bool) -> type:
         """Returns the dataclass of the hyper-parameters.

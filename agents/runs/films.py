@@ -8,72 +8,73 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.cli.main import BAD_INPUT, ERROR_PREFIX
+from rl_replicator.cli.main import ERROR_PREFIX
 from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 _FOLDER = "films"
 _NICENESS = 10
+# (directory of the run, file to write) -> command.
+Command = Callable[[Path, Path], Sequence[str]]
 
 
-def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
-    """Returns the command that films an episode of the newest checkpoint.
-
-    Args:
-      run_dir: the run's directory.
-      output: the file. Default: that of the command.
-    """
-    command = [sys.executable, "-m", "rl_replicator.cli.main", "video", str(run_dir)]
-    return command if output is None else [*command, "--out", str(output)]
+def video_command(run_dir: Path, out: Path) -> list[str]:
+    """Returns the command that films an episode of the newest checkpoint."""
+    words = ["video", str(run_dir), "--out", str(out)]
+    return [sys.executable, "-m", "rl_replicator.cli.main", *words]
 
 
-def film_at_the_end(
-    run: RunDirectory, command: Callable[[Path], Sequence[str]] = video_command
-) -> None:
+def film_at_the_end(run: RunDirectory, command: Command = video_command) -> None:
     """Films an episode. If that fails, it only warns, because the run is complete.
-
-    A separate process is independent of the TensorFlow and OpenGL state of this one.
 
     Args:
       run: the run to film.
-      command: directory of the run -> command.
+      command: see `Films`.
     """
     try:
-        done = subprocess.run(
-            list(command(run.path)), stderr=subprocess.PIPE, text=True, errors="replace"
-        )
+        failure = _Film(command(run.path, run.path / "evaluation.mp4")).failure()
     except OSError as error:
-        _LOG.warning("no video was made: %s", error)
-        return
-    if done.returncode == BAD_INPUT:
-        _LOG.warning("no video was made: %s", _reason(done.stderr))
-    else:
-        sys.stderr.write(done.stderr)
+        failure = str(error)
+    if failure is not None:
+        _LOG.warning("no video was made: %s", failure)
 
 
-def _reason(errors: str) -> str:
-    *_, reason = errors.strip().splitlines() or ["it gave no reason"]
-    return reason.removeprefix(ERROR_PREFIX)
+class _Film:
+    """An episode that a process films: TensorFlow and OpenGL of this one are in use."""
+
+    def __init__(self, command: Sequence[str], **how: Any):
+        """Starts the process.
+
+        Raises:
+          OSError: if it cannot be started.
+        """
+        # A film that blocks on a full pipe, which is not read, would never end.
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see failure
+        # TensorFlow would take the memory of the learner's GPUs.
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        self.process = subprocess.Popen(list(command), stderr=self._errors, env=env, **how)
+
+    def failure(self) -> str | None:
+        """Waits for the end; returns the reason of a failure in one line, or None."""
+        status = self.process.wait()
+        with self._errors as errors:
+            errors.seek(0)
+            *_, last = errors.read().strip().splitlines() or [f"it ended with status {status}"]
+        return last.removeprefix(ERROR_PREFIX) if status else None
 
 
 class Films:
     """Starts a film at each multiple of `every` steps of a run, unless one is being made.
 
     The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
-    the run when the film was started. They show the policy of the newest checkpoint. A film that
-    fails is not tried again, and the run goes on. If nothing can be rendered, or a film cannot be
-    started, it warns once and starts no further films.
+    the run when the film was started. They show the policy of the newest checkpoint. If a film
+    fails, it warns in one line and starts no further films; the run goes on.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        every: int | None,
-        command: Callable[[Path, Path], Sequence[str]] = video_command,
-    ):
+    def __init__(self, run: RunDirectory, every: int | None, command: Command = video_command):
         """Starts nothing yet.
 
         Args:
@@ -82,12 +83,12 @@ class Films:
           command: (directory of the run, file to write) -> command.
         """
         self._run = run
+        self._folder = run.path / _FOLDER
         self._every = every
         self._command = command
         self._due: int | None = None
-        self._process: subprocess.Popen | None = None
-        self._output = run.path / _FOLDER  # Of that process.
-        self._errors: IO[str] | None = None  # The films' error output, from the first one on.
+        self._film: _Film | None = None
+        self._started_at = 0
 
     def tick(self, environment_steps: int) -> None:
         """Starts the next film if it is due; called repeatedly.
@@ -95,75 +96,47 @@ class Films:
         Args:
           environment_steps: the steps of the run.
         """
-        if self._is_filming() or self._every is None:
+        if self._film is not None and self._film.process.poll() is not None:
+            self._give_up(self._film.failure())
+            self._film = None
+        if self._film is not None or self._every is None:
             return
         following = (environment_steps // self._every + 1) * self._every
         if self._due is None:  # A continued run has been filmed up to here.
             self._due = following
         if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
             return
-        self._due = following
+        self._due, self._started_at = following, environment_steps
         try:
-            self._start(environment_steps)
+            self._folder.mkdir(exist_ok=True)
+            command = self._command(self._run.path, self._file)
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            # A group of its own: Ctrl-C ends the run, which ends the film.
+            self._film = _Film(command, process_group=0, **quiet)
+            os.setpriority(os.PRIO_PROCESS, self._film.process.pid, _NICENESS)
         except OSError as error:
             self._give_up(str(error))
 
-    def _start(self, environment_steps: int) -> None:
-        """Starts a film.
-
-        Raises:
-          OSError: if it cannot be started.
-        """
-        self._output = output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
-        output.parent.mkdir(exist_ok=True)
-        if self._errors is None:
-            # A film that blocks on a full pipe, which is not read, would never end.
-            self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
-        self._process = subprocess.Popen(
-            list(self._command(self._run.path, output)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            # TensorFlow would take the memory of the learner's GPUs.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            process_group=0,  # Ctrl-C ends the run, which ends the film.
-        )
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
-
     def close(self) -> None:
         """Ends a film that is being made, with a warning, and removes what is left of it."""
-        if self._process is not None and self._is_filming():
-            self._process.terminate()
-            self._process.wait()
-            if not self._output.exists():  # A film gets its name once it is complete.
+        if self._film is not None:
+            self._film.process.terminate()
+            self._film.failure()
+            if not self._file.exists():  # A film gets its name once it is complete.
                 _LOG.warning(
                     "the film at %s steps was not complete at the end of the run; it is left out",
-                    f"{int(self._output.stem):,}",
+                    f"{self._started_at:,}",
                 )
-        folder = self._run.path / _FOLDER
-        for partial in folder.glob(".*.partial.mp4"):
+        for partial in self._folder.glob(".*.partial.mp4"):
             partial.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # The folder is missing, or has films.
-            folder.rmdir()
-        if self._errors is not None:
-            self._errors.close()
+            self._folder.rmdir()
 
-    def _give_up(self, reason: str) -> None:
-        _LOG.warning("no films are made: %s", reason)
-        self._every = None
+    @property
+    def _file(self) -> Path:
+        return self._folder / f"{self._started_at:09d}.mp4"
 
-    def _is_filming(self) -> bool:
-        if self._process is None or self._errors is None:
-            return False
-        if self._process.poll() is None:
-            return True
-        self._errors.seek(0)
-        errors = self._errors.read()
-        if self._process.returncode == BAD_INPUT:
-            self._give_up(_reason(errors))
-        else:
-            sys.stderr.write(errors)
-        self._errors.seek(0)
-        self._errors.truncate()
-        self._process = None
-        return False
+    def _give_up(self, reason: str | None) -> None:
+        if reason is not None:
+            _LOG.warning("no further films are made: %s", reason)
+            self._every = None

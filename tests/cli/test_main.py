@@ -91,7 +91,7 @@ def test_bad_input_names_the_option_and_what_came(call, words, text):
     assert all(part in found for part in text.split(" .* ")) and "Traceback" not in found, found
 
 
-def test_train_eval_video(call, command, tmp_path):
+def test_train_and_eval(call, command):
     done = command(*FAKE, "--env", "cartpole:swingup", "--resume", "--agent.layers", 5, 6)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
@@ -101,8 +101,6 @@ def test_train_eval_video(call, command, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "evaluated run 4 1000\n", "")
     done = call("eval", "run", "--episodes", 0)
     assert done.returncode == 2 and "--episodes: expected at least 1, got 0" in done.stderr
-    done = call("video", tmp_path / "run", "--out", "a.gif", "--seed", 7)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "filmed run a.gif 7\n", "")
 
 
 @pytest.mark.parametrize(("words", "status"), [("--help", 0), ("train fake --env status", 3)])

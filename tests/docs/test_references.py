@@ -55,7 +55,6 @@ def parsed(monkeypatch, tmp_path):
     for kind in (AgentCommand, LearnerCommand):
         monkeypatch.setattr(kind, "train", train)
         monkeypatch.setattr(kind, "evaluate", use)
-    monkeypatch.setattr(AgentCommand, "video", use)
     monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
     monkeypatch.setattr("rl_replicator.sweeps.command.run", lambda plan: use(None, plan))
     monkeypatch.setattr(
@@ -81,7 +80,7 @@ def run(words, parsed):
         return options.parse(ExportOptions, "rl-replicator export", words[1:])
     if words[0] == "compare":
         return options.parse(CompareOptions, "rl-replicator compare", words[1:])
-    if words[0] not in ("train", "eval", "video", "suite", "sweep", "plan"):
+    if words[0] not in ("train", "eval", "suite", "sweep", "plan"):
         # It cannot be run without its effects; its options must be in its module.
         registered = references.registered_commands()
         module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]

@@ -28,11 +28,10 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     table = (tmp_path / "zoo" / "README.md").read_text()
     assert (
         f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} | "
-        f"[film]({name}/film.mp4) |" in table
+        f"[frames]({name}/episode.jpg) |" in table
     )
-    # The film shows only the first of the two episodes.
-    filmed = sum(1 for _ in iio.imiter(tmp_path / "zoo" / name / "film.mp4", plugin="FFMPEG"))
-    assert filmed == 2  # Every third of an episode's four observations.
+    assert iio.imread(tmp_path / "zoo" / name / "episode.jpg").shape == (120, 6 * 160, 3)
+    assert [path.name for path in (tmp_path / "zoo").glob("**/model.py")] == ["model.py"]
     card = (tmp_path / "zoo" / name / "README.md").read_text()
     assert "8.25 (min 7, max 9, 5 episodes)" in card and "| licence | MIT |" in card
     # The run and what was exported from it play the same episodes.

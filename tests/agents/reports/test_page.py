@@ -317,9 +317,7 @@ def test_the_command(run_dirs, tmp_path, capsys):
     _Document(out.read_text())
     with pytest.raises(UsageError, match="^expected the directory of a run, but there is no "):
         report.run([str(missing), "--out", str(out)])
-    with pytest.raises(
-        UsageError, match=r"--out: expected a name that ends in .html, got report.pdf"
-    ):
+    with pytest.raises(SystemExit, match="2"):
         report.run([str(run_dirs[0]), "--out", "report.pdf"])
     with pytest.raises(UsageError, match="cannot write the report to"):
         report.run([str(run_dirs[0]), "--out", str(run_dirs[0] / "config.json" / "r.html")])

@@ -11,6 +11,7 @@ import pytest
 
 import rl_replicator
 from agents import d4pg
+from agents.cli import video
 from agents.config import resolved
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
 from agents.nodes import run_plan
@@ -135,27 +136,27 @@ def test_a_video_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     for place in ("/proc/video.mp4", tmp_path / "file" / "video.mp4"):
         with pytest.raises(UsageError, match="--out: cannot write to .*; choose another direc"):
-            d4pg.command.video(run.path, Path(place), seed=0)
+            video.run([str(run.path), "--out", str(place)])
 
 
 FULL = """
 import pathlib, resource, sys
 import numpy as np
-from agents.policies import video_file
+from agents.policies import playing
 from rl_replicator.errors import DiskError
 
 path = pathlib.Path(sys.argv[1])
 frames = np.random.default_rng(0).integers(256, size=(20, 64, 64, 3), dtype=np.uint8)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))  # Python ignores the signal.
 try:
-    with video_file.film(path) as add:
+    with playing.film(path) as add:
         for frame in frames:
             add(frame)
 except DiskError as error:
     print(error)
 assert list(path.parent.iterdir()) == []
 resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-with video_file.film(path) as add:
+with playing.film(path) as add:
     for frame in frames[:5]:
         add(frame)
 assert list(path.parent.iterdir()) == [path]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -270,3 +271,8 @@ def test_images_of_any_size(tmp_path):
     model = model_of(lambda images: convolved(images, "SAME"), **inputs)
     with pytest.raises(UsageError, match="images of a known size where padding is SAME"):
         formats.write(model, "numpy", tmp_path / "same")
+
+
+def test_the_zoo_has_the_model_file_of_today():
+    zoo = pathlib.Path(__file__).parents[3] / "docs" / "zoo" / "model.py"
+    assert zoo.read_text() == pathlib.Path(standalone.__file__).read_text()

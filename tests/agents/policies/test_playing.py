@@ -4,7 +4,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from agents.policies import video_file
+from agents.policies import playing
 from rl_replicator.errors import UsageError
 
 
@@ -19,12 +19,12 @@ def _count(path):
 
 def test_films_of_one_name_that_are_made_at_once_are_all_whole(tmp_path):
     path = tmp_path / f"{'x' * 240}.mp4"
-    with video_file.film(path) as add:
+    with playing.film(path) as add:
         _add(add, 20)
-        with video_file.film(path) as add_to_other:
+        with playing.film(path) as add_to_other:
             _add(add_to_other, 5)
         assert _count(path) == 5
-        with pytest.raises(ZeroDivisionError), video_file.film(path) as add_to_third:
+        with pytest.raises(ZeroDivisionError), playing.film(path) as add_to_third:
             _add(add_to_third, 5)
             raise ZeroDivisionError
         _add(add, 20)
@@ -34,14 +34,14 @@ def test_films_of_one_name_that_are_made_at_once_are_all_whole(tmp_path):
 def test_a_folder_in_the_place_of_a_film_is_refused_before_the_first_frame(tmp_path):
     (tmp_path / "film.gif").mkdir()
     message = "expected a file, got .*film.gif, a folder; choose another"
-    with pytest.raises(UsageError, match=message), video_file.film(tmp_path / "film.gif"):
+    with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif"):
         pytest.fail("an episode is played")
     assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
 
 
 def test_a_folder_that_comes_while_the_film_is_made_is_named(tmp_path):
     message = "--out: cannot write to .*: .*Is a directory"
-    with pytest.raises(UsageError, match=message), video_file.film(tmp_path / "film.gif") as add:
+    with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif") as add:
         _add(add, 1)
         (tmp_path / "film.gif").mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
