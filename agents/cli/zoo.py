@@ -22,8 +22,8 @@ def run(args: Sequence[str]) -> int:
       The exit status.
 
     Raises:
-      UsageError: if an option is wrong, a run has no policy, two have the same task and agent, or
-        another process makes the folder. No folder is left then.
+      UsageError: if an option is wrong, a run has no policy, or two have the same task and
+        agent. No folder is left then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from rl_replicator.cli import options

@@ -1,14 +1,11 @@
 """Files that are replaced atomically, and folders that are created atomically."""
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-
-from rl_replicator.errors import UsageError
 
 # File systems allow 255 bytes for a name.
 _LONGEST_STEM = 40
@@ -55,46 +52,17 @@ def making_folder(path: Path) -> Iterator[Path]:
     After an error, nothing is left. The remains of a killed process are removed.
 
     Args:
-      path: a folder that does not exist.
+      path: a folder that does not exist. One process makes it at a time.
 
     Raises:
-      UsageError: if another process is creating this folder.
       OSError: if it cannot be created.
     """
     new = path.with_name(f".{path.name}.partial")
-    new.mkdir(parents=True, exist_ok=True)
-    lock = os.open(new, os.O_RDONLY)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
     try:
-        if not _lock_folder(lock, new):
-            raise UsageError(
-                f"expected a new folder, got {path}, which another process is creating; wait for "
-                "it, or choose another name"
-            )
-        try:
-            for old in new.iterdir():
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
-            yield new
-            os.replace(new, path)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-        finally:
-            # Closing is not enough, because forked processes hold the same lock.
-            with contextlib.suppress(OSError):  # A file system without locks.
-                fcntl.flock(lock, fcntl.LOCK_UN)
-    finally:
-        os.close(lock)
-
-
-def _lock_folder(lock: int, folder: Path) -> bool:
-    """Takes the lock of a folder; returns False if another process has it or the folder is gone."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # A file system without locks.
-        return True
-    try:  # The process that had the lock before may have renamed or removed the folder.
-        return os.path.samestat(os.fstat(lock), os.stat(folder))
-    except FileNotFoundError:
-        return False
+        yield new
+        os.replace(new, path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
