@@ -27,21 +27,10 @@ def test_the_paper_s_values_can_be_changed_one_by_one(words):
     assert not paper.normalize_observations
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--preset", "paper", "--preset=default"),
-        ("--preset=paper", "--preset", "default"),
-        ("--preset=paper", "--preset=default"),
-        ("--preset", "paper", "--preset", "default"),
-    ],
-)
-def test_of_two_presets_the_last_one_gives_the_name_and_the_values(words):
-    chosen = parse(d4pg, *words)
+def test_of_two_presets_the_last_one_gives_the_name_and_the_values():
+    chosen = parse(d4pg, "--preset", "paper", "--preset=default")
     assert (chosen.preset, chosen.agent) == ("default", d4pg.D4PGConfig())
-    chosen = parse(d4pg, *words, "--preset=paper")
-    assert (chosen.preset, chosen.agent) == ("paper", PAPER)
-    chosen = parse(d4pg, *words, "--preset", "paper")
+    chosen = parse(d4pg, "--preset=default", "--preset=paper")
     assert (chosen.preset, chosen.agent) == ("paper", PAPER)
 
 
@@ -104,31 +93,6 @@ def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, mo
     file.write_text(json.dumps({"trainable": "d4pg", "options": {"agent": {"n_step": 4}}}))
     train.run(["--config", str(file), "--env", "walker:walk"])
     assert (chosen[2].env, chosen[2].agent.n_step) == ("walker:walk", 4)
-
-
-@pytest.mark.parametrize("equals", ["", "="])
-def test_of_two_run_directories_or_files_the_last_one_counts(tmp_path, monkeypatch, equals):
-    chosen = []
-    monkeypatch.setattr(type(d4pg.command), "train", lambda self, options: chosen.append(options))
-    for name, seed in {"a": 1, "b": 2}.items():
-        settings = {"env": "cartpole:swingup", "seed": seed}
-        stored = {"trainable": "d4pg", "identity": settings, "options": settings}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(stored))
-    a, b = tmp_path / "a", tmp_path / "b"
-    last = ["--run-dir", str(b)] if not equals else [f"--run_dir={b}"]
-    train.run([f"--run-dir={a}", "--steps", "5", *last])
-    assert (chosen[0].run_dir, chosen[0].seed, chosen[0].steps) == (b, 2, 5)
-    last = ["--config", str(b / "config.json")] if not equals else [f"--config={b}/config.json"]
-    train.run(["--config", str(a / "config.json"), *last])
-    assert (chosen[1].run_dir, chosen[1].seed) == (None, 2)
-
-
-@pytest.mark.parametrize("words", [("--run-dir",), ("--config", "--seed", "1")])
-def test_an_option_without_its_value_is_refused(words, capsys):
-    with pytest.raises(SystemExit):
-        train.run(words)
-    assert f"Missing value for argument '{words[0]}'" in capsys.readouterr().err
 
 
 def test_the_default_is_ours():
