@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,17 +19,6 @@ from rl_replicator.runs.plain_data import stored_part
 MODEL = "model.npz"
 # The entry of a model card that names the wrappers, if there are any.
 WRAPPERS = "wrappers"
-# Errors from reading a file that is missing, incomplete, or of another kind.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def action_range(flat: Any, is_wrapped: bool) -> Any:
@@ -99,7 +86,6 @@ class ExportedPolicy:
           UsageError: if it has other observations or actions than the policy.
         """
         flat = environment if task.pixels is None else environment.wrapped
-        # Earlier models of wrapped tasks act in the range of the environment inside the wrappers.
         is_wrapped = WRAPPERS in self.model.card
         own_spec = action_range(flat, is_wrapped)
         expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
@@ -131,10 +117,14 @@ def load(folder: Path) -> ExportedPolicy:
     path = folder / MODEL
     try:
         model = Model(path)
-    except _UNREADABLE as error:
+        if "agent" in model.card:
+            shape, dtype = model.inputs["observation"]
+            model.act(np.zeros(shape, dtype))  # Its program may be damaged, too.
+            model.reset()
+    except Exception as error:  # Of whatever kind: anybody may have written the file.
         raise UsageError(
             f"expected a run directory or a policy exported by --format numpy, got {folder} "
-            f"({MODEL}: {error})"
+            f"({MODEL}: {type(error).__name__}: {error})"
         ) from None
     if "agent" not in model.card:
         raise UsageError(f"expected the policy of an agent in {folder}, got a learner's model")

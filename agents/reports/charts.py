@@ -13,8 +13,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from agents.reports.figures import axis_number
-
 COLOURS = 6
 # What Matplotlib draws with -> what the page has in its place. No other colour is used.
 _LINES = [f"#c0ffe{index}" for index in range(COLOURS)]
@@ -104,6 +102,14 @@ def chart(lines: Sequence[Line], size: tuple[float, float], description: str) ->
     ends = "; ".join(f"{line.name}: {axis_number(line.y[-1])}" for line in lines)
     label = Markup('<svg role="img" aria-label="{}"').format(f"{description}. At the end: {ends}")
     return label + Markup(text.removeprefix("<svg"))
+
+
+def axis_number(value: float) -> str:
+    """Writes a figure as short as possible: 250k, 0.5, 1e-05."""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(unit, 10_000):
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}"
 
 
 def _draw(axes: matplotlib.axes.Axes, line: Line) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-from agents.reports import charts, figures
-from agents.reports.charts import Line, chart
+from agents.reports import charts
+from agents.reports.charts import Line, axis_number, chart
 from agents.reports.reading import Family, Reading, ReportedRun
 from agents.runs import advice, bottleneck
 from rl_replicator.errors import UsageError
@@ -113,7 +113,7 @@ def tiles(reading: Reading) -> Iterator[Tile]:
     yield _progress_tile(reading)
     longest = max(reading.runs, key=lambda run: run.seconds)
     several = ", the longest run" if len(reading.runs) > 1 else ""
-    rate = f"{figures.number(longest.rate)} steps/s{several}"
+    rate = f"{statistics.number(longest.rate)} steps/s{several}"
     yield Tile("Clock", clock(longest.seconds), rate)
     limits = [
         explained[-1].removeprefix("bottleneck: ").partition(";")[0].partition(",")[0]
@@ -175,7 +175,7 @@ def results(reading: Reading) -> Iterator[tuple[Table, Table | None]]:
             for index, config in enumerate(family.configs, first):
                 if len(config.curves) > 1:
                     scores = _scores(config)
-                    interval = figures.interval(statistics.bootstrap(measure, scores))
+                    interval = str(statistics.bootstrap(measure, scores))
                     seeds = sum(map(len, scores))
                     about = f"{name} of {len(scores)} tasks"
                     rows.append([about, letter(reading, index), "", interval, seeds, "", ""])
@@ -270,7 +270,7 @@ def runs(reading: Reading) -> Table:
             f"{run.steps:,}",
             _state(run, reading.read_at),
             clock(run.seconds),
-            figures.number(run.rate),
+            statistics.number(run.rate),
         ]
         for place, run in zip(reading.places, reading.runs, strict=True)
     ]
@@ -297,8 +297,15 @@ def _state(run: ReportedRun, now: float) -> Markup:
     if run.is_complete:
         return Markup('<span class="state good">complete</span>')
     share = "" if run.total_steps is None else f"{min(run.steps / run.total_steps, 1):.0%}, "
-    ago = figures.ago(now - run.written)
+    ago = _ago(now - run.written)
     return Markup('<span class="state">{}written {}</span>').format(share, ago)
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{max(seconds, 0):.0f} s ago"
 
 
 def _scores(config: comparison.ComparedConfig) -> list[np.ndarray]:
@@ -317,12 +324,14 @@ def _result_tiles(reading: Reading) -> Iterator[Tile]:
         if len(scores) > 1:
             about.append(f"mean of {len(scores)} tasks")
         if np.isfinite(interval.low):
-            about.append(f"95 %: {figures.number(interval.low)} to {figures.number(interval.high)}")
+            about.append(
+                f"95 %: {statistics.number(interval.low)} to {statistics.number(interval.high)}"
+            )
         name = families[index].y_label
         if len(reading.configs) > _MOST_TILES:
             name = f"{'lowest' if _is_lowest_best(config) else 'highest'} {name}"
         head = Markup("{}{}").format(letter(reading, index) or "", name[:1].upper() + name[1:])
-        yield Tile(head, figures.number(interval.value), ", ".join(about))
+        yield Tile(head, statistics.number(interval.value), ", ".join(about))
 
 
 def _highlighted(reading: Reading) -> list[int]:
@@ -355,7 +364,7 @@ def _progress_tile(reading: Reading) -> Tile:
         ends = dict.fromkeys(f"{end(run.steps for run in runs):,}" for end in (min, max))
         return Tile("Progress", "Complete", f"{' to '.join(ends)} steps")
     shares = [min(run.steps / run.total_steps, 1.0) for run in runs if run.total_steps]
-    newest = figures.ago(reading.read_at - max(run.written for run in runs))
+    newest = _ago(reading.read_at - max(run.written for run in runs))
     value = f"{np.mean(shares):.0%}" if shares else f"{max(run.steps for run in runs):,}"
     about = f"{done} of {_count(len(runs), 'run')} done, " if len(runs) > 1 else ""
     return Tile("Progress", value, f"{about}written {newest}")
@@ -372,14 +381,14 @@ def _cells(curve: Curve) -> list[Any]:
     if curve.is_lowest_best is not None:
         mean = curve.values.mean(axis=0)
         index = _best(mean, curve.is_lowest_best)
-        best = f"{figures.number(mean[index])} @ {figures.axis_number(curve.steps[index])}"
-    interval = figures.interval(statistics.bootstrap(statistics.mean, [last]))
+        best = f"{statistics.number(mean[index])} @ {axis_number(curve.steps[index])}"
+    interval = str(statistics.bootstrap(statistics.mean, [last]))
     several = curve.seeds > 1
     return [
         f"{curve.steps[-1]:,.0f}",
         Markup("<b>{}</b>").format(interval),
         curve.seeds if curve.runs == curve.seeds else curve.counted,
-        f"{figures.number(last.min())} to {figures.number(last.max())}" if several else "–",
+        f"{statistics.number(last.min())} to {statistics.number(last.max())}" if several else "–",
         best,
     ]
 
@@ -396,8 +405,8 @@ def _pairs(family: Family) -> Table | None:
             f"{pair.first} − {pair.second}",
             len(pair.steps),
             pair.at or "–",
-            figures.interval(pair.difference) if pair.steps else "–",
-            figures.interval(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
+            str(pair.difference) if pair.steps else "–",
+            str(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
             pair.verdict,
         ]
         for pair in pairs

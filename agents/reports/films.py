@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agents.reports import figures
 from agents.reports.reading import ReportedRun
 
 _KINDS = {".mp4": "video/mp4", ".gif": "image/gif", ".png": "image/png"}
@@ -48,7 +47,7 @@ def select(runs: Sequence[ReportedRun], most_bytes: float) -> Pictures:
         except OSError as error:  # It is another user's, or has been removed.
             left_out.append(f"{path}: {error.strerror}")
             continue
-        size = figures.size(len(content))
+        size = size_of(len(content))
         if len(content) > free:
             left_out.append(f"{path} ({size})")
         elif content:  # It is not still being made.
@@ -57,6 +56,11 @@ def select(runs: Sequence[ReportedRun], most_bytes: float) -> Pictures:
             url = f"data:{_KINDS[path.suffix]};base64,{encoded}"
             shown.append(((place, rank), (caption, size, url)))
     return Pictures([one for _, one in sorted(shown)], left_out)
+
+
+def size_of(count: float) -> str:
+    """Writes a number of bytes."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"
 
 
 def _pictures(run: Path) -> Iterator[tuple[Path, str]]:

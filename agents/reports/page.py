@@ -7,7 +7,7 @@ from importlib import metadata
 
 import jinja2
 
-from agents.reports import contents, figures, films
+from agents.reports import contents, films
 from agents.reports.reading import Reading
 
 
@@ -27,7 +27,7 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
         reading=reading,
         contents=contents,
         pictures=films.select(reading.runs, film_bytes),
-        size=figures.size,
+        size=films.size_of,
         film_bytes=film_bytes,
         read_at=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(reading.read_at)),
         version=metadata.version("rl-replicator"),

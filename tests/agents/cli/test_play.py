@@ -187,6 +187,27 @@ def test_a_policy_that_was_cut_off_is_refused_in_one_line(folder, share):
         play.run([str(path)])
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("load", {}),  # A name of NumPy, but no operation.
+        ("Reduce", {"kind": "load", "axes": [1], "keep": False}),
+        ("Tanh", {"axis": 1}),
+        ("Slice", {"starts": "x", "stops": [None], "steps": [0]}),
+    ],
+)
+def test_a_policy_whose_program_is_no_program_is_refused_in_one_line(folder, op, attributes):
+    path, _ = folder
+    with np.load(path / exported.MODEL) as file:
+        arrays = dict(file)
+    program = json.loads(str(arrays["program"]))
+    program["operations"][1] = {"op": op, "in": ["a"], "out": "b", **attributes}
+    arrays["program"] = np.array(json.dumps(program))
+    np.savez(path / exported.MODEL, **arrays)
+    with pytest.raises(UsageError, match=r"or a policy exported by --format numpy.*npz: \w+Error"):
+        play.run([str(path)])
+
+
 def test_a_policy_whose_card_lacks_the_run_is_refused_in_one_line(folder):
     path, _ = folder
     with np.load(path / exported.MODEL) as file:

@@ -88,7 +88,7 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
 def test_runs_of_one_seed_count_once(make_run):
     again = [make_run(name, {200: value}, seed=1) for name, value in (("x", 10.0), ("y", 30.0))]
     results = _Document(_render(again)).section("results")
-    assert "a:b 200 20.0 2 runs of 1 seed – 20.0 @ 200" in results
+    assert "a:b 200 20 2 runs of 1 seed – 20 @ 200" in results
 
 
 def test_the_chart_draws_mean_and_band(run_dirs):
@@ -194,7 +194,7 @@ def test_the_best_config_is_shown_before_the_first_evaluation(make_run):
         writer = MetricWriter(runs[-1], "environment_steps")
         writer.write("actor", 20, {"episode_return": 10.0 * n_step})
         writer.close()
-    tile = "C Highest episode return (training) 50.0 1 seed"
+    tile = "C Highest episode return (training) 50 1 seed"
     assert tile in _Document(_render(runs)).section("glance")
 
 
@@ -239,7 +239,7 @@ def test_a_pair_names_the_step_at_which_it_is_compared(make_run):
     ]
     results = _Document(_render(runs[:2])).section("results")
     assert "a:b A 200 9 1" in results and "a:b B 100 3 1" in results
-    assert "A − B 1 100 −2 – one seed: no interval" in results
+    assert "A − B 1 100 -2 – one seed: no interval" in results
     assert "A − B 2 100 to 200 2 – one seed" in _Document(_render(runs)).section("results")
 
 
