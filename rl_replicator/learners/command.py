@@ -5,8 +5,6 @@ import dataclasses
 import importlib
 import os
 import shlex
-import shutil
-import signal
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError
-from rl_replicator.learners import signatures
+from rl_replicator.learners.contract import annotation
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import allowing_open_ports
-from rl_replicator.runs import events, trackers
+from rl_replicator.runs import trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
 from rl_replicator.runs.replicas import replicator_name
+from rl_replicator.runs.run import opened
 from rl_replicator.runs.run_directory import (
     LENGTHS,
     RunDirectory,
@@ -35,7 +33,7 @@ from rl_replicator.runs.score import Score
 if TYPE_CHECKING:
     from rl_replicator.exports.model import ExportedModel
     from rl_replicator.learners.contract import Learner
-    from rl_replicator.learners.training import Training
+    from rl_replicator.learners.loop import Training
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
@@ -156,60 +154,50 @@ class LearnerCommand:
                 return self._train_in(run, replicator, options, listener)
 
     def _train_in(
-        self, run: RunDirectory, replicator: "Replicator", options: Any, listener: RunListener
+        self,
+        directory: RunDirectory,
+        replicator: "Replicator",
+        options: Any,
+        listener: RunListener,
     ) -> int:
-        from rl_replicator.learners.training import Training, is_finished
+        from rl_replicator.learners.loop import Training, is_finished
 
-        stored = run.config()["identity"].get("config", {}) if run.exists else {}
+        stored = directory.config()["identity"].get("config", {}) if directory.exists else {}
         config = settled(options.config, stored)
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
-            listener.started(run)
-            if is_finished(run, learner):
+            listener.started(directory)
+            if is_finished(directory, learner):
                 return 0
-            signal_number = Training(replicator, learner, run, options).run()
+            signal_number = Training(replicator, learner, directory, options).run()
             return 0 if signal_number is None else 128 + signal_number
-        identity = _identity(config)
-        is_new = options.run_dir is None or not run.path.exists()
-        places = [f"config.{name}" for name in _places(self.config_type)]
-        with run.opened(self.name, identity, (*_FREE, *places)) as there:
-            listener.started(run)
-            Checkpointer(run.checkpoints).set_aside_damaged()
+        free = (*_FREE, *(f"config.{name}" for name in _places(self.config_type)))
+        with opened(directory, self.name, _identity(config), listener, free) as run:
             _agree_on_checkpoint(replicator)
-            if there and is_finished(run, learner):
+            if run.is_continued and is_finished(directory, learner):
                 print(
-                    f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
-                    f"a longer run continues it{_how_to_grow(config)}"
+                    f"finished: all {learner.num_steps:,} steps of the run in {directory.path} are "
+                    f"done; a longer run continues it{_how_to_grow(config)}"
                 )
-                if not events.is_finished(events.read(run.path)):  # It was killed before that.
-                    trackers.add_files(run)
-                    events.record(run.path, events.RUN, events.FINISHED)
-                return 0
+                return 0 if run.has_recorded_end else run.finish()
+            run.announce()
+            score = _score(learner)
+            if score is not None:
+                print(_what_is_best(score), flush=True)
+            training = Training(replicator, learner, directory, options, listener)
             # As requested; the identity has the values that were determined on this machine.
             settings = to_plain(options)
             settings |= settings.pop("config")
-            score = _score(learner)
-            print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
-            if score is not None:
-                print(_what_is_best(score), flush=True)
-            try:
-                # It may refuse options, so they are written only afterwards: a later command takes
-                # them from the run's config.
-                training = Training(replicator, learner, run, options, listener)
-                plain_score = None if score is None else score.plain()
-                run.describe(self.name, identity, settings, plain_score)
-                events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
-                return _train(training, run, _how_to_continue(run, options))
-            except UsageError:
-                from rl_replicator.runs.metrics import read_metrics
-
-                trained = Checkpointer(run.checkpoints).latest() or read_metrics(run.path, "train")
-                if not there and not trained:  # Refused before its first step: there is no run.
-                    _empty(run.path)
-                    if is_new:
-                        run.path.rmdir()
-                raise
+            run.begin(settings, score)
+            with run.failures_recorded():
+                signal_number = training.run()
+            if signal_number is not None:
+                how = _how_to_continue(directory, options)
+                print(f"stopped and saved at step {training.step:,}; {how}", flush=True)
+                return run.stop(signal_number)
+            _print(training, training.figures)
+            return run.finish()
 
     def evaluate(self, run_dir: Path, best: bool = False, **places: Path | None) -> int:
         """Evaluates a checkpoint on one device and prints the figures.
@@ -225,7 +213,7 @@ class LearnerCommand:
         Raises:
           UsageError: if there is no run, no checkpoint, or no evaluation.
         """
-        from rl_replicator.learners.training import Training
+        from rl_replicator.learners.loop import Training
 
         run = RunDirectory(run_dir)
         config = self._stored_config(run.config()["identity"], places)
@@ -253,7 +241,7 @@ class LearnerCommand:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
         """
         from rl_replicator.exports.model import Card, ExportedModel
-        from rl_replicator.learners.training import Training
+        from rl_replicator.learners.loop import Training
 
         run = RunDirectory(run_dir)
         identity = run.config()["identity"]
@@ -268,7 +256,7 @@ class LearnerCommand:
                 "function to export"
             )
         training = Training(replicator, learner, run, _MEASURING, best=best)
-        figures = _written(_figures_at(run, training.step))
+        figures = _written(training.figures)
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
         if license_name is not None:
             facts["licence"] = license_name
@@ -350,7 +338,7 @@ def of_module(name: str) -> Any:
             f"expected a function {attribute!r} in {place}, found none; define "
             f"{attribute or 'make_learner'}(replicator, config)"
         )
-    config_type = signatures.annotation(function, "config")
+    config_type = annotation(function, "config")
     if not (isinstance(config_type, type) and dataclasses.is_dataclass(config_type)):
         raise UsageError(
             f"expected {name} to annotate its config with a dataclass, got {config_type!r}; write "
@@ -467,48 +455,6 @@ def _how_to_continue(run: RunDirectory, options: RunOptions) -> str:
     if _is_job(options):  # The command that started the processes of the job is unknown here.
         return "the job continues when it is started again by the same command"
     return f"continue with: rl-replicator train --run-dir {shlex.quote(str(run.path))}"
-
-
-def _empty(folder: Path) -> None:
-    """Removes the contents of a folder, but not the folder, which may be the user's."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _train(training: "Training", run: RunDirectory, how_to_continue: str) -> int:
-    """Trains as the chief; records and prints how the run has ended."""
-    try:
-        signal_number = training.run()
-        if signal_number is None:
-            _print(training, _figures_at(run, training.step))
-            trackers.add_files(run)
-        else:
-            print(f"stopped and saved at step {training.step:,}; {how_to_continue}", flush=True)
-    except BaseException as error:
-        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
-        if isinstance(error, Exception):
-            trackers.fail(run)
-        raise
-    if signal_number is None:
-        events.record(run.path, events.RUN, events.FINISHED)
-        return 0
-    events.record(run.path, events.RUN, events.STOPPED, signal.Signals(signal_number).name)
-    return 128 + signal_number
-
-
-def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
-    """Returns the figures of the evaluation after a step, or else the training metrics."""
-    from rl_replicator.runs.metrics import read_metrics
-
-    for group in ("evaluation", "train"):
-        table = read_metrics(run.path, group)
-        where = np.flatnonzero(next(iter(table.values()), np.zeros(0)) == step)
-        if len(where):
-            return {name: float(column[where[-1]]) for name, column in list(table.items())[2:]}
-    return {}
 
 
 def _written(figures: Mapping[str, float]) -> dict[str, str]:

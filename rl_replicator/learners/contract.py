@@ -10,11 +10,13 @@ progress, evaluation, and resuming.
 
 import abc
 import dataclasses
+import inspect
 import keyword
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from rl_replicator.errors import ConfigError
 
@@ -25,6 +27,33 @@ if TYPE_CHECKING:
     from rl_replicator.step.inputs import InputContext, InputFn
 
 StepFn = Callable[[Any], "Mapping[str, tf.Tensor]"]
+
+
+def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
+    """Returns the annotation of a parameter; those of others need not be defined at run time.
+
+    Args:
+      function: a function, a class, or a partial of one.
+      name: name of the parameter; None for the first one.
+
+    Returns:
+      The annotation: a type, or its text if it cannot be evaluated. None if there is none.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Functions in C may have none.
+        return None
+    parameter = parameters.get(name or next(iter(parameters), ""))
+    if parameter is None or parameter.annotation is inspect.Parameter.empty:
+        return None
+    found = parameter.annotation
+    if isinstance(found, str):
+        function = inspect.unwrap(getattr(function, "func", function))  # That of a partial.
+        try:
+            found = eval(found, vars(sys.modules[function.__module__]))
+        except Exception:
+            return found
+    return get_args(found)[0] if get_origin(found) is Annotated else found
 
 
 def check_steps(name: str, number: Any, remedy: str) -> None:

@@ -17,8 +17,13 @@ from keras.src import backend
 from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncReplicator
 from rl_replicator.errors import ConfigError, check_option
-from rl_replicator.learners import signatures
-from rl_replicator.learners.contract import Evaluation, Learner, Served, are_names_of_a_graph
+from rl_replicator.learners.contract import (
+    Evaluation,
+    Learner,
+    Served,
+    annotation,
+    are_names_of_a_graph,
+)
 from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
 from rl_replicator.step import scaled_losses
@@ -96,7 +101,7 @@ def from_keras(
 
 
 def _config_type(model_fn: ModelFn) -> type[KerasConfig]:
-    found = signatures.annotation(model_fn)
+    found = annotation(model_fn)
     if isinstance(found, type) and issubclass(found, KerasConfig):
         return found
     raise ConfigError(

@@ -28,8 +28,8 @@ from rl_replicator import checkpoints, learners
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
 from rl_replicator.jobs import ports
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.conformance import regression
 from tests.rl_replicator.learners import tiny_learners

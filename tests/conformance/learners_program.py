@@ -18,12 +18,12 @@ from agents.d4pg.config import D4PGConfig
 from docs.examples import spirals_learner
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.resnet import ResNetConfig, networks
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents import fixed_samples
 from tests.rl_replicator.learners import image_files

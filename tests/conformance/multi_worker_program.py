@@ -25,8 +25,8 @@ import rl_replicator as rr
 from docs.examples import keras_learner
 from rl_replicator import errors
 from rl_replicator.backends.multi_worker import channel
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.conformance import regression

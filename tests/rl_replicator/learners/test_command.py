@@ -403,7 +403,7 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     told.write_text("".join(told.read_text().splitlines(keepends=True)[:-1]))
     added = []
     with monkeypatch.context() as patch:
-        patch.setattr(command.trackers, "add_files", lambda run: added.append(run.path))
+        patch.setattr(command.trackers, "add_files", lambda run, without: added.append(run.path))
         assert [train(steps=20), train(steps=20)] == [0, 0]
     assert added == [tmp_path / "run"] and events.is_finished(events.read(tmp_path / "run"))
     before = files(tmp_path / "run")

@@ -14,8 +14,8 @@ from rl_replicator import learners
 from rl_replicator.cli import main
 from rl_replicator.exports import formats, standalone
 from rl_replicator.exports.model import Card, ExportedModel
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 

@@ -11,13 +11,13 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.exports import formats
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.exports.standalone import Model
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.resnet import learner as resnet_learner
 from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
-from rl_replicator.learners.training import Training
 from rl_replicator.optimizers.momentum import LARS, Momentum
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory

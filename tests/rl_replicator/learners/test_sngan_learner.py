@@ -9,13 +9,13 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet import networks as resnet_networks
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig, features, networks
 from rl_replicator.learners.sngan import command as sngan
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.learners.loop import Training
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files

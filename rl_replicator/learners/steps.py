@@ -1,7 +1,6 @@
-"""The compiled calls that make up a learner's steps."""
+"""The compiled steps of a learner: its phases, and the input that they share."""
 
 import dataclasses
-import functools
 from concurrent import futures
 from typing import Any
 
@@ -12,10 +11,6 @@ from rl_replicator.graphs import leaves
 from rl_replicator.learners.contract import Learner, Phase
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.compiled import ReplicatedStep
-
-# Start of the error message about a batch of the wrong size. TensorFlow puts text of its own around
-# it, which `Calls` removes.
-_WRONG_SIZE = "expected input_fn to return batches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +30,8 @@ class PhaseCall:
     future: "futures.Future[Any]"
 
 
-class Calls:
-    """The compiled phases of a learner, and the input that they share.
+class Steps:
+    """Runs the phases of a learner in compiled calls.
 
     The number of batches that the run has used determines the next call. So a run can stop and
     continue between any two batches, even in the middle of a step of several phases.
@@ -64,13 +59,8 @@ class Calls:
         self._steps_per_call = steps_per_call if len(self._phases) == 1 else 1
         self.batches_per_step = sum(phase.times for phase in self._phases)
         self._before = batches_before
-        self.inputs = replicator.make_inputs(
-            lambda context: _with_batch_size(
-                learner.input_fn_from(context, batches_before),
-                context.per_replica_batch_size(learner.global_batch_size),
-                context.num_replicas,
-            )
-        )
+        self._wrong_size = ""
+        self.inputs = replicator.make_inputs(lambda context: self._input(learner, context))
         self._is_broken = False
         self._compiled: dict[tuple[str, int], ReplicatedStep] = {}
         for phase in self._phases:
@@ -119,10 +109,9 @@ class Calls:
             return step()
         except BaseException as error:
             self._is_broken = True
-            if isinstance(error, tf.errors.InvalidArgumentError) and _WRONG_SIZE in str(error):
-                text = str(error)
-                line = text[text.index(_WRONG_SIZE) :].splitlines()[0]
-                raise errors.ConfigError(line) from None
+            is_wrong_size = self._wrong_size and self._wrong_size in str(error)
+            if isinstance(error, tf.errors.InvalidArgumentError) and is_wrong_size:
+                raise errors.ConfigError(self._wrong_size) from None
             raise
 
     def _choose(self, batch: int, end: int) -> tuple[Phase, int]:
@@ -148,56 +137,33 @@ class Calls:
             )
         return self._compiled[phase.name, count]
 
+    def _input(self, learner: Learner, context: Any) -> Any:
+        """Returns the data; the batches of a dataset are checked and have a static size."""
+        source = learner.input_fn_from(context, self._before)
+        if not isinstance(source, tf.data.Dataset):
+            return source
+        spec = source.element_spec
+        first = tf.nest.flatten(spec)[0]
+        if not isinstance(first, tf.TensorSpec) or not first.shape.rank:
+            return source
+        size = context.per_replica_batch_size(learner.global_batch_size)
+        self._wrong_size = (
+            f"expected input_fn to return batches of {size} examples ({context.num_replicas} "
+            f"replicas share the global batch), got {first.shape[0] or 'another number'}; batch "
+            "the data with context.per_replica_batch_size(self.global_batch_size)"
+        )
+        if first.shape[0] not in (None, size):
+            raise errors.ConfigError(self._wrong_size)
 
-def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:
-    """Checks that batches have the per-replica size.
+        def checked(*element: Any) -> Any:
+            flat = tf.nest.flatten(element)
+            check = tf.debugging.assert_equal(tf.shape(flat[0])[0], size, self._wrong_size)
+            with tf.control_dependencies([check]):
+                flat[0] = tf.ensure_shape(tf.identity(flat[0]), [size, *first.shape[1:]])
+            # `map` passes the components of a tuple one by one.
+            return tf.nest.pack_sequence_as(spec, flat)
 
-    Args:
-      source: return value of `input_fn`; only datasets are checked.
-      size: expected number of examples in a batch.
-      num_replicas: number of replicas over all processes.
-
-    Returns:
-      The source; a dataset has batches of static size.
-
-    Raises:
-      ConfigError: if the static size is wrong. A dynamic size is checked during training.
-    """
-    if not isinstance(source, tf.data.Dataset):
-        return source
-    first = tf.nest.flatten(source.element_spec)[0]
-    if not isinstance(first, tf.TensorSpec) or not first.shape.rank:
-        return source
-    found = first.shape[0]
-    if found is None:
-        return source.map(functools.partial(_ensure_size, size, num_replicas, source.element_spec))
-    if found != size:
-        raise _wrong_size(found, size, num_replicas)
-    return source
-
-
-def _ensure_size(size: int, num_replicas: int, spec: Any, *element: Any) -> Any:
-    """Sets the static size of an element, and fails at run time if that is wrong.
-
-    Args:
-      size: expected number of examples.
-      num_replicas: number of replicas over all processes.
-      spec: spec of the element, whose structure cannot be inferred from the arguments of `map`.
-      *element: what `map` passes.
-    """
-    flat = tf.nest.flatten(element)
-    message = str(_wrong_size("another number", size, num_replicas))
-    check = tf.debugging.assert_equal(tf.shape(flat[0])[0], size, message)
-    with tf.control_dependencies([check]):
-        flat[0] = tf.ensure_shape(tf.identity(flat[0]), [size, *flat[0].shape[1:]])
-    return tf.nest.pack_sequence_as(spec, flat)
-
-
-def _wrong_size(found: Any, size: int, num_replicas: int) -> errors.ConfigError:
-    return errors.ConfigError(
-        f"{_WRONG_SIZE} of {size} examples ({num_replicas} replicas share the global batch), got "
-        f"{found}; batch the data with context.per_replica_batch_size(self.global_batch_size)"
-    )
+        return source if first.shape[0] else source.map(checked)
 
 
 def _check(phases: tuple[Phase, ...]) -> None:

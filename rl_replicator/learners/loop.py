@@ -15,11 +15,10 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.manifest import DamageError
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
-from rl_replicator.learners.calls import Calls, PhaseCall
-from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, Reports
 from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.learners.steps import PhaseCall, Steps
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
@@ -39,6 +38,10 @@ _STATELESS = (
     "use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, instead of Keras' "
     "Dropout) with a seed that counts steps in a variable of trackables()"
 )
+# Saving takes at most this share of the time.
+_SAVING_SHARE = 0.05
+# Seconds between two questions of a job's processes whether to save.
+_SECONDS_BETWEEN_QUESTIONS = 1.0
 # The functions that return the data of an evaluation, for errors.
 _DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
 
@@ -87,7 +90,16 @@ class Training:
         folder = run.best if best else run.checkpoints
         self._checkpointer = Checkpointer(folder, options.keep_checkpoints)
         self._best = Checkpointer(run.best, keep=1)
-        self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
+        self._score_to_reach: float | None = None
+        # What a checkpoint holds beside the learner. `evaluated` is the newest step that was
+        # evaluated, or that needs no evaluation.
+        self._progress: dict[str, Any] = {
+            "batches": 0,
+            "seconds": 0.0,
+            "evaluated": 0,
+            "figures": {},
+            "row": {},
+        }
         progress = JsonPart(dict, self._progress.update)
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
@@ -97,10 +109,10 @@ class Training:
         if options.deterministic:
             repeatable = random_ops.refused("steps and evaluations", _STATELESS)
         with repeatable:
-            self._calls = Calls(
+            self._steps = Steps(
                 replicator, learner, self._progress["batches"], options.steps_per_call
             )
-            _check_same_phases(self._progress, self._calls.batches_per_step, run)
+            _check_same_phases(self._progress, self._steps.batches_per_step, run)
             self._evaluation = evaluation = learner.evaluation()
             reference = None if evaluation is None else evaluation.reference
             self._compute_sums = _compile(replicator, evaluation, evaluation)
@@ -108,7 +120,7 @@ class Training:
         self._reference_sums: tuple[Any, ...] = ()
         trackables = _trackables(learner)
         self._variables = TrackablePart(**trackables)
-        self._variables.check_holds(self._calls.assigned_variables(), type(learner).__name__)
+        self._variables.check_holds(self._steps.assigned_variables(), type(learner).__name__)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
         if is_resumed:
             # After compiling, which creates variables that the learner did not have yet. The
@@ -117,15 +129,13 @@ class Training:
             self._checkpointer.restore({"progress": progress, "learner": self._variables})
             for optimizer in self._optimizers:
                 optimizer.note_reported()  # The process that saved has reported them.
-        # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
+        # Batches of the calls that have returned. `Steps.batches` is ahead of it while calls run.
         self._batches = self._within(self._progress["batches"])
-        # The newest step that was evaluated, or that needs no evaluation.
-        self._evaluated = self._progress.get("evaluated", self.step)
         self._reports: Reports = (
             ChiefReports(
                 run,
                 learner.num_steps,
-                self._calls.batches_per_step,
+                self._steps.batches_per_step,
                 learner.global_batch_size,
                 self.step,  # 0 without a checkpoint: a killed run may have left rows.
                 self._progress["seconds"],
@@ -137,18 +147,26 @@ class Training:
         self._started = time.monotonic() - self._progress["seconds"]
         is_profiled = options.profile_steps and replicator.is_chief
         self._profiler = StepProfiler(options.profile_steps if is_profiled else None, run.path)
-        self._clock = CheckpointClock(replicator, options.checkpoint_seconds)
+        self._clock = _CheckpointClock(replicator, options.checkpoint_seconds)
         self._last_tick = 0.0
 
     @property
     def step(self) -> int:
         """Number of whole steps since the start of the run."""
-        return self._batches // self._calls.batches_per_step
+        return self._batches // self._steps.batches_per_step
 
     @property
     def seconds(self) -> float:
         """Duration of the run so far, without the time between interruption and resumption."""
         return time.monotonic() - self._started
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures of the evaluation after the last step, or else the last training metrics."""
+        if self._progress["figures"] and self._progress["evaluated"] == self.step:
+            return self._progress["figures"]
+        metrics = list(read_metrics(self._run.path, "train").items())[2:]
+        return {name: float(column[-1]) for name, column in metrics}
 
     def run(self) -> int | None:
         """Trains to the end, or until a signal requests a stop. Saves in both cases.
@@ -170,9 +188,7 @@ class Training:
             _signals(self._cancel) as received,
         ):
             if self._replicator.is_chief and self._evaluation is not None:
-                self._progress["best"] = _score_to_reach(
-                    self._run, self._best, self._evaluation, self._evaluated
-                )
+                self._score_to_reach = _score_of_best(self._best, self._evaluation)
             try:
                 if self._is_evaluation_due():  # The run was stopped during this evaluation.
                     self._evaluate_and_save()
@@ -185,11 +201,11 @@ class Training:
                     else:
                         self._save()
             except errors.StepCancelled:
-                self._batches = self._within(self._calls.batches)
+                self._batches = self._within(self._steps.batches)
                 self._save()
                 return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
-                self._batches = self._calls.batches
+                self._batches = self._steps.batches
                 raise errors.ConfigError(
                     f"expected training data for {self._learner.num_steps} steps, but it ended "
                     f"after {self.step}; repeat() it in input_fn"
@@ -198,6 +214,86 @@ class Training:
                 self._reports.flush(self.step)  # The last metrics may show why.
                 raise
         return None
+
+    def _train_until(self, step: int) -> None:
+        """Runs the calls up to a step, or until a checkpoint is due.
+
+        A call begins before the previous one has returned, so that devices never wait for Python.
+        """
+        pending: collections.deque[PhaseCall] = collections.deque()
+        end = step * self._steps.batches_per_step
+        next_batch = self._batches
+        while pending or next_batch < end:
+            while next_batch < end and len(pending) < _CALLS_AHEAD:
+                pending.append(self._steps.begin(next_batch, end))
+                next_batch += pending[-1].count
+            call = pending.popleft()
+            try:
+                if self._absorb(call, self._wait(call)) < call.count:
+                    raise errors.EndOfData("the data ended within a call")
+            except errors.StepCancelled as cancelled:
+                futures.wait([call.future for call in pending])
+                if cancelled.outputs is not None:
+                    self._absorb(call, cancelled.outputs)
+                raise
+            except BaseException:
+                self._steps.cancel()
+                futures.wait([call.future for call in pending])
+                raise
+            self._batches = call.batch + call.count
+            self._profiler.reach(self.step)
+            if not self._checkpointer.is_saving:
+                self._checkpointer.wait()  # Raises the error of a save that failed.
+            if self._clock.is_due():
+                end = next_batch
+
+    def _wait(self, call: PhaseCall) -> Any:
+        while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
+            self._tick()
+        self._tick()
+        return call.future.result()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._last_tick >= _SECONDS_BETWEEN_TICKS:
+            self._last_tick = now
+            ready = self._steps.inputs.num_ready()
+            self._reports.tick(self._steps.batches, None if ready is None else ready == 0)
+
+    def _absorb(self, call: PhaseCall, outputs: Any) -> int:
+        """Reports the metrics of a call; returns the number of batches that it used."""
+        metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
+        # The call stopped early if the data ended.
+        count = min(call.count, self._steps.batches - call.batch)
+        if not isinstance(metrics, Mapping) or any(
+            getattr(value, "shape", None) != (count,) or value.dtype.is_complex
+            for value in metrics.values()
+        ):
+            raise errors.ConfigError(
+                "expected step_fn to return real scalars by name, such as {'loss': loss}, got "
+                f"{_kinds(metrics)}; return a dictionary of means over the batch"
+            )
+        prefix = f"{call.phase.name}_" if call.phase.name else ""
+        metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
+        steps = [(call.batch + i) // self._steps.batches_per_step + 1 for i in range(count)]
+        self._check_finite(metrics, steps)
+        self._reports.add(call.batch, count, metrics)
+        return count
+
+    def _within(self, batches: int) -> int:
+        """Returns a number of batches, limited to the end of the run.
+
+        Asynchronous workers run ahead of the loop, even beyond the last step. Such steps are saved,
+        but not counted: a run that has taken more than `num_steps` cannot be continued.
+        """
+        return min(batches, self._learner.num_steps * self._steps.batches_per_step)
+
+    def _cancel(self) -> None:
+        """Stops training and evaluation as soon as possible; called by a signal handler."""
+        self._steps.cancel()
+        for compute in (self._compute_reference, self._compute_sums):
+            if compute is not None:
+                compute.cancel()
 
     def measure(self) -> dict[str, float]:
         """Evaluates the learner on all evaluation data.
@@ -219,6 +315,55 @@ class Training:
     def close(self) -> None:
         """Closes the progress line and the tables of a `Training` that only measures."""
         self._reports.close()
+
+    def _next_evaluation(self) -> int:
+        """Returns the step after which the next evaluation is due; at most the last step."""
+        if self._evaluation is None:
+            return self._learner.num_steps
+        every = self._evaluation.every
+        return min((self.step // every + 1) * every, self._learner.num_steps)
+
+    def _is_evaluation_due(self) -> bool:
+        """Returns whether an evaluation up to the checkpoint's step was due, but was not made.
+
+        It may have been due earlier, because asynchronous workers run ahead of the loop.
+        """
+        evaluated = self._progress["evaluated"]
+        if self._evaluation is None or evaluated >= self.step:
+            return False
+        every = self._evaluation.every
+        is_last = self.step >= self._learner.num_steps
+        return is_last or self.step // every > evaluated // every
+
+    def _evaluate_and_save(self) -> None:
+        """Evaluates and saves; then notifies the listener, so that its errors lose no steps."""
+        figures = None if self._evaluation is None else self._evaluate(self._evaluation)
+        self._save()
+        if figures is not None and self._replicator.is_chief:
+            self._reports.add_images(self.step, self._learner.images(self.step))
+            self._listener.evaluated({"steps": self.step, **figures})
+
+    def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
+        """Writes and returns the figures, and saves the checkpoint if it is the best so far."""
+        sums = self._all_sums()
+        try:
+            figures = _as_figures(evaluation.metrics_fn(*sums))
+            name = evaluation.best_figure(figures)
+        except Exception:
+            self._save()  # A mistake in the figures must not lose the steps before it.
+            raise
+        self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
+        self._reports.add_evaluation(self.step, figures, name)
+        self._progress |= {"evaluated": self.step, "figures": figures}
+        score = _score(evaluation, figures)
+        # Of equal checkpoints, the newest is best, because it was trained longest.
+        if self._replicator.is_chief and (
+            self._score_to_reach is None or score >= self._score_to_reach
+        ):
+            self._score_to_reach = score
+            self._note_progress()
+            self._best.begin_save(self.step, self._parts(self._capture()))
+        return figures
 
     def _all_sums(self) -> tuple[Any, ...]:
         """Returns the arguments of `metrics_fn`, for a learner with an evaluation."""
@@ -253,141 +398,12 @@ class Training:
             raise
         return future.result()
 
-    def _within(self, batches: int) -> int:
-        """Returns a number of batches, limited to the end of the run.
-
-        Asynchronous workers run ahead of the loop, even beyond the last step. Such steps are saved,
-        but not counted: a run that has taken more than `num_steps` cannot be continued.
-        """
-        return min(batches, self._learner.num_steps * self._calls.batches_per_step)
-
-    def _cancel(self) -> None:
-        """Stops training and evaluation as soon as possible; called by a signal handler."""
-        self._calls.cancel()
-        for compute in (self._compute_reference, self._compute_sums):
-            if compute is not None:
-                compute.cancel()
-
-    def _is_evaluation_due(self) -> bool:
-        """Returns whether an evaluation up to the checkpoint's step was due, but was not made.
-
-        It may have been due earlier, because asynchronous workers run ahead of the loop.
-        """
-        if self._evaluation is None or self._evaluated >= self.step:
-            return False
-        every = self._evaluation.every
-        is_last = self.step >= self._learner.num_steps
-        return is_last or self.step // every > self._evaluated // every
-
-    def _evaluate_and_save(self) -> None:
-        """Evaluates and saves; then notifies the listener, so that its errors lose no steps."""
-        figures = None if self._evaluation is None else self._evaluate(self._evaluation)
-        self._save()
-        if figures is not None and self._replicator.is_chief:
-            self._reports.add_images(self.step, self._learner.images(self.step))
-            self._listener.evaluated({"steps": self.step, **figures})
-
-    def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
-        """Writes and returns the figures, and saves the checkpoint if it is the best so far."""
-        sums = self._all_sums()
-        try:
-            figures = _as_figures(evaluation.metrics_fn(*sums))
-            name, score = _score(evaluation, figures)
-        except Exception:
-            self._save()  # A mistake in the figures must not lose the steps before it.
-            raise
-        self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
-        self._reports.add_evaluation(self.step, figures, name)
-        self._evaluated = self.step
-        if self._replicator.is_chief:
-            best = self._progress["best"]
-            # Of equal checkpoints, the newest is best, because it was trained longest.
-            if best is None or score >= best:
-                self._progress["best"] = score
-                self._note_progress()
-                self._best.begin_save(self.step, self._parts(self._capture()))
-        return figures
-
-    def _next_evaluation(self) -> int:
-        """Returns the step after which the next evaluation is due; at most the last step."""
-        if self._evaluation is None:
-            return self._learner.num_steps
-        every = self._evaluation.every
-        return min((self.step // every + 1) * every, self._learner.num_steps)
-
-    def _train_until(self, step: int) -> None:
-        """Runs the calls up to a step, or until a checkpoint is due.
-
-        A call begins before the previous one has returned, so that devices never wait for Python.
-        """
-        pending: collections.deque[PhaseCall] = collections.deque()
-        end = step * self._calls.batches_per_step
-        next_batch = self._batches
-        while pending or next_batch < end:
-            while next_batch < end and len(pending) < _CALLS_AHEAD:
-                pending.append(self._calls.begin(next_batch, end))
-                next_batch += pending[-1].count
-            call = pending.popleft()
-            try:
-                if self._absorb(call, self._wait(call)) < call.count:
-                    raise errors.EndOfData("the data ended within a call")
-            except errors.StepCancelled as cancelled:
-                futures.wait([call.future for call in pending])
-                if cancelled.outputs is not None:
-                    self._absorb(call, cancelled.outputs)
-                raise
-            except BaseException:
-                self._calls.cancel()
-                futures.wait([call.future for call in pending])
-                raise
-            self._batches = call.batch + call.count
-            self._profiler.reach(self.step)
-            if not self._checkpointer.is_saving:
-                self._checkpointer.wait()  # Raises the error of a save that failed.
-            if self._clock.is_due():
-                end = next_batch
-
-    def _wait(self, call: PhaseCall) -> Any:
-        while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
-            self._tick()
-        self._tick()
-        return call.future.result()
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if now - self._last_tick >= _SECONDS_BETWEEN_TICKS:
-            self._last_tick = now
-            ready = self._calls.inputs.num_ready()
-            self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
-
-    def _absorb(self, call: PhaseCall, outputs: Any) -> int:
-        """Reports the metrics of a call; returns the number of batches that it used."""
-        metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
-        # The call stopped early if the data ended.
-        count = min(call.count, self._calls.batches - call.batch)
-        if not isinstance(metrics, Mapping) or any(
-            getattr(value, "shape", None) != (count,) or value.dtype.is_complex
-            for value in metrics.values()
-        ):
-            raise errors.ConfigError(
-                "expected step_fn to return real scalars by name, such as {'loss': loss}, got "
-                f"{_kinds(metrics)}; return a dictionary of means over the batch"
-            )
-        prefix = f"{call.phase.name}_" if call.phase.name else ""
-        metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
-        steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(count)]
-        self._check_finite(metrics, steps)
-        self._reports.add(call.batch, count, metrics)
-        return count
-
     def _check_finite(self, metrics: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
         """Raises `Diverged` if one of the metrics, [count] each, is not finite."""
-        bad = {name: ~np.isfinite(values) for name, values in metrics.items()}
-        if not any(where.any() for where in bad.values()):
-            return
-        index = min(int(where.argmax()) for where in bad.values() if where.any())
-        name = next(name for name, where in bad.items() if where[index])
-        raise self._diverged(f"{name} = {metrics[name][index]} at step {steps[index]}")
+        for i, step in enumerate(steps):
+            for name, values in metrics.items():
+                if not np.isfinite(values[i]):
+                    raise self._diverged(f"{name} = {values[i]} at step {step}")
 
     def _diverged(self, found: str) -> Diverged:
         with contextlib.suppress(errors.CheckpointError):
@@ -430,23 +446,58 @@ class Training:
         """Updates the progress that the next checkpoint saves."""
         # Otherwise the variables would contain asynchronous steps that are not counted yet.
         self._replicator.synchronize()
-        self._progress["batches"] = self._calls.batches
-        self._progress["batches_per_step"] = self._calls.batches_per_step
+        self._progress["batches"] = self._steps.batches
+        self._progress["batches_per_step"] = self._steps.batches_per_step
         self._progress["seconds"] = self.seconds
-        self._progress["evaluated"] = self._evaluated
         self._progress["row"] = self._reports.state()
 
 
-def _trackables(learner: Learner) -> Mapping[str, Any]:
-    """Returns what the learner saves, by name; raises `ConfigError` if it has no names."""
-    found: Any = learner.trackables()
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return found
-    got = f"keys {list(found)}" if isinstance(found, Mapping) else type(found).__name__
-    raise errors.ConfigError(
-        "expected trackables() to return models, optimizers and variables by name, such as "
-        f"{{'model': model}}, got {got}; name them"
-    )
+class _CheckpointClock:
+    """Tells all processes of a job, after the same call, that a checkpoint is due.
+
+    The processes' clocks differ, so they must communicate, which waits for the slowest of them.
+    They do so about once per second, however short a call is.
+    """
+
+    def __init__(self, replicator: Replicator, pause: float):
+        """Starts the clock.
+
+        Args:
+          replicator: replicator of the processes that must agree.
+          pause: seconds between checkpoints; longer if saving takes more than 5 % of them.
+        """
+        self._replicator = replicator
+        self._pause = pause
+        self._saved_at = self._asked_at = time.monotonic()
+        self._saving_seconds = 0.0
+        self._calls_between_questions = 1
+        self._calls = 0
+
+    def is_due(self) -> bool:
+        """Returns whether to save now. All processes must call it after each of their calls."""
+        if self._replicator.num_processes == 1:
+            return self._is_due_here()
+        self._calls += 1
+        if self._calls < self._calls_between_questions:
+            return False
+        seconds = (time.monotonic() - self._asked_at) / self._calls
+        local = np.array([self._is_due_here(), seconds])
+        is_due, slowest = self._replicator.reduce("max", local)
+        # At most doubled each time, because the first calls are slower than later ones.
+        self._calls_between_questions = max(
+            1, min(2 * self._calls, int(_SECONDS_BETWEEN_QUESTIONS / slowest))
+        )
+        self._calls, self._asked_at = 0, time.monotonic()
+        return bool(is_due)
+
+    def note_save(self, seconds: float) -> None:
+        """Restarts the clock after a checkpoint that took so many seconds to save."""
+        self._saved_at = time.monotonic()
+        self._saving_seconds = seconds
+
+    def _is_due_here(self) -> bool:
+        pause = max(self._pause, self._saving_seconds / _SAVING_SHARE)
+        return time.monotonic() - self._saved_at > pause
 
 
 def is_finished(run: RunDirectory, learner: Learner) -> bool:
@@ -468,9 +519,25 @@ def is_finished(run: RunDirectory, learner: Learner) -> bool:
             f"expected at least {latest.step:,} steps, which the run in {run.path} has taken, got "
             f"{learner.num_steps:,}; ask for more, or choose another --run-dir"
         )
-    progress: dict[str, Any] = {}
-    checkpointer.restore({"progress": JsonPart(dict, progress.update)})
-    return learner.evaluation() is None or progress.get("evaluated", latest.step) == latest.step
+    return learner.evaluation() is None or _progress(checkpointer)["evaluated"] == latest.step
+
+
+def _progress(checkpointer: Checkpointer) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    checkpointer.restore({"progress": JsonPart(dict, found.update)})
+    return found
+
+
+def _trackables(learner: Learner) -> Mapping[str, Any]:
+    """Returns what the learner saves, by name; raises `ConfigError` if it has no names."""
+    found: Any = learner.trackables()
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return found
+    got = f"keys {list(found)}" if isinstance(found, Mapping) else type(found).__name__
+    raise errors.ConfigError(
+        "expected trackables() to return models, optimizers and variables by name, such as "
+        f"{{'model': model}}, got {got}; name them"
+    )
 
 
 def _compile(
@@ -486,62 +553,35 @@ def _compile(
 
 def _as_figures(found: Any) -> dict[str, float]:
     """Converts the result of `metrics_fn` to figures; raises `ConfigError` if it is invalid."""
-    got = type(found).__name__
-    if isinstance(found, Mapping):
-        figures = {}
-        for name, value in found.items():
-            try:
-                figures[name] = float(value)
-            except (TypeError, ValueError):
-                shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
-                got = f"{name!r}: {type(value).__name__}{shape}"
-                break
-        else:
-            return figures
-    raise errors.ConfigError(
-        f"expected evaluation().metrics_fn to return numbers by name, such as {{'loss': 0.5}}, got "
-        f"{got}; return one number for each name"
-    )
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise errors.ConfigError(
+            "expected evaluation().metrics_fn to return numbers by name, such as {'loss': 0.5}, "
+            f"got {found!r}; return one number for each name"
+        ) from None
 
 
-def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the figure's name, and a number that is higher for a better checkpoint."""
-    name = evaluation.best_figure(figures)
-    return name, -figures[name] if evaluation.best.startswith("-") else figures[name]
+def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> float:
+    """Returns a number that is higher for a better checkpoint."""
+    figure = figures[evaluation.best.removeprefix("-")]
+    return -figure if evaluation.best.startswith("-") else figure
 
 
-def _score_to_reach(
-    run: RunDirectory, best: Checkpointer, evaluation: Evaluation, evaluated: int
-) -> float | None:
+def _score_of_best(best: Checkpointer, evaluation: Evaluation) -> float | None:
     """Returns the score that a checkpoint must reach to be the best one; None if any will do.
 
-    It is the highest score in the metrics, not that of the kept checkpoint: a killed run may have
-    kept one from beyond the step at which it continues, and then continues without it.
-
     Args:
-      run: directory of the run, with the metrics of past evaluations.
       best: where the run keeps its best checkpoint.
       evaluation: the learner's evaluation.
-      evaluated: the newest evaluated step; evaluations beyond it do not count.
     """
     try:
-        if best.latest() is None:
-            return None
-        best.restore({"progress": JsonPart(dict, lambda _: None)})
+        figures = {} if best.latest() is None else _progress(best)["figures"]
     except DamageError as error:
         _LOG.warning("the next evaluation counts as the best one so far: %s", error)
         return None
-    scores = _past_scores(run, evaluation)
-    return max((score for at, score in scores.items() if at <= evaluated), default=None)
-
-
-def _past_scores(run: RunDirectory, evaluation: Evaluation) -> dict[int, float]:
-    """Returns the scores of the run's evaluations, by step, without those that are NaN."""
-    table = read_metrics(run.path, "evaluation")
-    name = evaluation.best.removeprefix("-")
-    rows = zip(table.get("steps", ()), table.get(name, ()), strict=False)  # No rows of a new name.
-    scores = {int(at): _score(evaluation, {name: float(x)})[1] for at, x in rows}
-    return {at: score for at, score in scores.items() if not np.isnan(score)}
+    is_known = evaluation.best.removeprefix("-") in figures
+    return _score(evaluation, figures) if is_known else None
 
 
 def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -> None:
@@ -556,7 +596,7 @@ def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -
 def _check_same_phases(
     progress: Mapping[str, Any], batches_per_step: int, run: RunDirectory
 ) -> None:
-    before = progress.get("batches_per_step", batches_per_step)  # Earlier versions did not save it.
+    before = progress.get("batches_per_step", batches_per_step)
     if before != batches_per_step:
         raise errors.ConfigError(
             f"expected phases() that take {before} batches a step, as those of the run in "
@@ -567,15 +607,13 @@ def _check_same_phases(
 
 def _kinds(metrics: Any) -> str:
     """Describes what a call has returned: shapes per step, or types that are not metrics."""
-    if isinstance(metrics, Mapping):
-        return str({name: _kind(value) for name, value in metrics.items()})
-    return type(metrics).__name__
-
-
-def _kind(value: Any) -> tuple[int, ...] | str:
-    if not hasattr(value, "shape"):
-        return type(value).__name__
-    return value.dtype.name if value.dtype.is_complex else tuple(value.shape)[1:]
+    if not isinstance(metrics, Mapping):
+        return type(metrics).__name__
+    kinds = {}
+    for name, value in metrics.items():
+        is_real = hasattr(value, "shape") and not value.dtype.is_complex
+        kinds[name] = tuple(value.shape)[1:] if is_real else getattr(value, "dtype", type(value))
+    return str(kinds)
 
 
 @contextlib.contextmanager
