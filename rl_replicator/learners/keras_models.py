@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import inspect
-import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncReplicator
+from rl_replicator.collectives import call_log
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.learners.contract import (
     Evaluation,
@@ -28,8 +25,6 @@ from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
 from rl_replicator.step import scaled_losses
 from rl_replicator.step.inputs import InputContext
-
-_LOG = logging.getLogger(__name__)
 
 # The dynamic loss scale of `wrap_optimizer`, as arguments of Keras' optimizer; its defaults, too.
 _DYNAMIC_SCALE = {
@@ -67,18 +62,19 @@ def from_keras(
 ) -> Callable[[Replicator, Any], Learner]:
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
-    A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
-    of `compile`, and with the regularisation losses of its layers. If the model overrides
-    `compute_loss`, that must return a mean over the batch. One difference: clipping counts each row
-    of an embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps as one if
-    all batch normalisation has `synchronized=True`. The metrics of `compile` are computed in
-    evaluations; their variables must hold sums over examples, as those of Keras' metrics do.
+    A step is the model's `train_step`, as in `fit`: Keras' own, with the loss, loss weights,
+    optimizer and loss scale of `compile` and the losses of the layers, or the model's. Losses are
+    means over the batch, or sums that `compile` asks for. Each batch has its own metrics. One
+    difference: clipping counts each row of an embedding once; see `Replicator.wrap_optimizer`. N
+    replicas take the same steps as one if all batch normalisation has `synchronized=True`. An
+    evaluation is the model's `test_step`, as in `evaluate`; the variables of its metrics must hold
+    sums over examples, as those of Keras' metrics do.
 
     Args:
       model_fn: (config) -> compiled model. Its parameter is annotated with a frozen dataclass that
         extends `KerasConfig`, whose fields become options.
-      data_fn: (config) -> training data: single examples (x, y) or (x, y, weight), the same
-        examples in the same order at every call. `from_keras` repeats and batches them.
+      data_fn: (config) -> training data: single examples, such as (x, y) or (x, y, weight), the
+        same examples in the same order at every call. `from_keras` repeats and batches them.
       evaluation_data_fn: (config) -> finite evaluation data, as above; None for no evaluation.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
         lowest.
@@ -123,7 +119,7 @@ class KerasLearner(Learner):
         evaluation_data_fn: DataFn | None,
         best: str,
     ):
-        """Creates all variables.
+        """Creates the model.
 
         Args:
           replicator: replicates the learner; the variables are created in its scope.
@@ -134,96 +130,87 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the data are not a dataset, have no y, or are batches; if the model is not
-            compiled, or has an average of the weights that a step does not apply, or a dynamic loss
-            scale with other settings; if the result of a metric is not one number; if `best` names
-            no figure; or if a mesh or concurrent asynchronous workers would have to evaluate.
+          ConfigError: if the data are not a dataset, or are batches; if the model is not compiled,
+            or has an average of the weights that a step does not apply, or a dynamic loss scale
+            with other settings; or if a mesh or concurrent asynchronous workers would have to
+            evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
         self.num_steps = config.steps
         self.global_batch_size = config.global_batch_size
+        self._replicator = replicator
         self._config = config
         self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
         self._best = best
         spec = _dataset("data_fn", data_fn, config).element_spec
-        with replicator.scope(), _own_names():
+        self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
+        tf.keras.backend.reset_uids()  # Metrics have the names that they have in a new process.
+        with replicator.scope():
             self._model = model_fn(config)
             if getattr(self._model, "compiled_loss", None) is None:
                 raise ConfigError(
                     "expected model_fn to return a compiled model, got one that is not; call "
                     "model.compile(optimizer, loss) in it"
                 )
-            examples, predicted = self._build(spec)
+            self._build(y_spec)
             self._model.compiled_loss = _UndividedLoss(self._model.compiled_loss)
-            inner, scale = _without_scale(self._model.optimizer)
-            _check_average(inner)
-            self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
-        self._parameters = self._model.trainable_variables
-        if self._parameters:  # A frozen model has none, but can still be evaluated.
-            replicator.build_optimizer(self._optimizer, self._parameters)
-        self._alone = []
-        if evaluation_data_fn is not None:  # Outside the scope, so that they belong to no replica.
-            losses = [tf.keras.metrics.Mean(x.name) for x in _losses_of_outputs(self._model)]
-            metrics = _copied_metrics(self._model.compiled_metrics, examples, predicted)
-            self._alone = [*losses, *metrics]
-        evaluation = self.evaluation()
-        if evaluation is not None:
-            evaluation.best_figure(["loss", *(metric.name for metric in self._alone)])
+            self._optimizers = _wrap_optimizers(replicator, self._model)
 
-    def _build(self, spec: Any) -> tuple[Any, Any]:
-        """Creates what Keras would create in the first step: weights, losses and metrics.
+    @property
+    def _has_call(self) -> bool:
+        """Whether the model is a function; one that holds others, such as a GAN, may not be."""
+        return type(self._model).call is not tf.keras.Model.call
 
-        Returns:
-          Batches of zeros: one for y, and one for the model's predictions.
-        """
-        self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
-        zeros = tf.nest.map_structure(
+    def _build(self, y_spec: Any) -> None:
+        """Creates what Keras would create in the first step: weights, losses and metrics."""
+        if not self._has_call:
+            return
+        rows = self.global_batch_size // self._replicator.num_replicas or 1
+
+        def zeros(spec: tf.TensorSpec) -> tf.Tensor:
             # Any size will do for an unknown dimension, such as the length of a text.
-            lambda one: tf.zeros([1, *(size or 1 for size in one.shape)], one.dtype),
-            (self._input_spec, y_spec),
-        )
-        predicted = self._model(zeros[0], training=False)
+            return tf.zeros([rows, *(size or 1 for size in spec.shape)], spec.dtype)
+
+        predicted = self._model(tf.nest.map_structure(zeros, self._input_spec), training=False)
         self._model.compiled_loss.build(predicted)
+        y = None if y_spec is None else tf.nest.map_structure(zeros, y_spec)
         metrics = self._model.compiled_metrics
         # As in its update: y may be a dictionary, and may lack outputs without a loss.
-        metrics.build(predicted, metrics._conform_to_outputs(predicted, zeros[1]))
-        return zeros[1], tf.nest.map_structure(
-            lambda one: tf.zeros(one.shape, one.dtype), predicted
-        )
+        metrics.build(predicted, metrics._conform_to_outputs(predicted, y))
+        predicted = tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), predicted)
+        self._examples = (y, predicted)
 
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
         data = self._data_fn(self._config).repeat()
         size = context.per_replica_batch_size(self.global_batch_size)
         return context.shard(data.batch(size)).prefetch(tf.data.AUTOTUNE)
 
-    @tf.autograph.experimental.do_not_convert
     def step_fn(self, batch: Any) -> Mapping[str, tf.Tensor]:
         """Takes a step of the model's `fit`.
 
         Args:
-          batch: (x, y) or (x, y, weight), with a leading axis [B].
+          batch: an example of the data with a leading axis [B].
 
         Returns:
-          The loss, with the regularisation losses.
+          The scalars that `train_step` returns.
         """
-        x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        with tf.GradientTape() as tape:
-            predicted = self._model(x, training=True)
-            with scaled_losses.masked_means(tf.constant(1.0)):  # Replicas have equal batch sizes.
-                loss = self._model.compute_loss(x, y, predicted, weight)
-            # Gradients are summed over replicas: those of a loss with reduction="sum" must not be
-            # averaged.
-            scaled = self._optimizer.scale_loss(scaled_losses.divided(tf.cast(loss, tf.float32)))
-        if self._parameters:
-            gradients = tape.gradient(scaled, self._parameters)
-            self._optimizer.apply(gradients, self._parameters)
-        return {"loss": loss}
+        self._reset_metrics()
+        with scaled_losses.masked_means(tf.constant(1.0)):  # Replicas have equal batch sizes.
+            found = self._model.train_step(batch)
+        return {name: x for name, x in found.items() if tf.is_tensor(x) and x.shape.rank == 0}
+
+    def _reset_metrics(self) -> None:
+        if any(not metric.variables for metric in self._model.metrics):
+            # Some metrics create their variables in the first update.
+            self._model.compiled_metrics.update_state(*self._examples)
+        for metric in self._model.metrics:
+            metric.reset_state()
 
     def trackables(self) -> dict[str, Any]:
         return {
             "weights": _Weights(self._model),
-            "optimizer": self._optimizer,
+            **self._optimizers,
             "generators": _generator_states(self._model),
         }
 
@@ -246,9 +233,8 @@ class KerasLearner(Learner):
             best=self._best,
         )
 
-    @tf.autograph.experimental.do_not_convert
     def _sums(self, batch: Any, mask: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the sum of the loss and the states of the metrics, over the examples.
+        """Returns the states of the metrics after only these examples.
 
         Args:
           batch: see `step_fn`.
@@ -260,39 +246,36 @@ class KerasLearner(Learner):
         examples = tf.reduce_sum(mask)
         is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
-        x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        predicted = self._model(x, training=False)
-        self._model.compiled_loss.reset_state()
+        self._reset_metrics()
         with scaled_losses.masked_means(examples):
-            loss = self._model.compute_loss(x, y, predicted, weight)
-        sums = {"loss": tf.cast(loss, tf.float32) * examples}
-        metrics = self._updated_metrics(y, predicted, weight)
-        for metric in (*_losses_of_outputs(self._model), *metrics):
-            sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
-        sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
-        return {"examples": examples, **sums}
+            found = self._model.test_step(batch)
+        self._check_figures(found)
+        sums = [variable.read_value() for variable in self._metric_variables()]
+        sums = [tf.where(examples > 0, x, tf.zeros_like(x)) for x in sums]
+        return {str(i): x for i, x in enumerate(sums)}
 
-    def _updated_metrics(self, y: Any, predicted: Any, weight: Any) -> list[Any]:
-        """Returns the metrics of `compile` in the state after only these examples."""
-        container = self._model.compiled_metrics
-        num_variables = -1
-        # Some metrics create their variables in the first update: the reset before had no effect.
-        while num_variables < (present := sum(len(m.variables) for m in container.metrics)):
-            num_variables = present
-            for metric in container.metrics:
-                metric.reset_state()
-            container.update_state(y, predicted, weight)
-        return container.metrics
+    def _check_figures(self, found: Mapping[str, Any]) -> None:
+        for name, result in found.items():
+            if isinstance(result, Mapping) or result.shape.rank:
+                raise ConfigError(
+                    f"expected metrics whose result is one number, got {name!r} with "
+                    f"{sorted(result) if isinstance(result, Mapping) else tuple(result.shape)}; "
+                    'let it average, such as F1Score(average="macro")'
+                )
+        evaluation = self.evaluation()
+        if evaluation is not None:
+            evaluation.best_figure(metric.name for metric in self._model.metrics)
+
+    def _metric_variables(self) -> list[tf.Variable]:
+        return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def _figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        figures = {"loss": float(sums["loss"] / sums["examples"])}
-        for metric in self._alone:
-            for i, variable in enumerate(metric.variables):
-                variable.assign(tf.cast(sums[_key(metric, i)], variable.dtype))
-            figures[metric.name] = float(metric.result())
-        return figures
+        with self._replicator.scope():
+            for i, variable in enumerate(self._metric_variables()):
+                variable.assign(tf.cast(sums[str(i)], variable.dtype))
+            return {metric.name: float(metric.result()) for metric in self._model.metrics}
 
-    def served(self) -> Served:
+    def served(self) -> Served | None:
         """Returns the model, which maps inputs by name to `outputs`, or to its outputs by name.
 
         A single input is named `inputs`. Inputs in a dictionary have its keys as names, with `_` in
@@ -301,6 +284,8 @@ class KerasLearner(Learner):
         If any of these names is invalid in a graph, they are `inputs_0`, `inputs_1`, ... or
         `outputs_0`, `outputs_1`, ...
         """
+        if not self._has_call:
+            return None
         specs = self._input_spec
         flat = tf.nest.flatten(specs)
         names = _input_names(specs, getattr(self._model, "input_names", None))
@@ -327,7 +312,7 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
     """Returns the data of a function, whose name is for errors.
 
     Raises:
-      ConfigError: if the data are not a dataset, have no y, or are batches.
+      ConfigError: if the data are not a dataset, or are batches.
     """
     data = data_fn(config)
     if not isinstance(data, tf.data.Dataset):
@@ -335,71 +320,21 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
             f"expected {name} to return a tf.data.Dataset of single examples, got "
             f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
         )
-    _, y, _ = tf.keras.utils.unpack_x_y_sample_weight(data.element_spec)
-    if y is None:
-        raise ConfigError(
-            f"expected {name} to return examples (x, y) or (x, y, weight), got x alone; return "
-            "x as y, too, as in data.map(lambda x: (x, x))"
-        )
-    _check_single(name, data)
-    return data
-
-
-def _check_single(name: str, data: tf.data.Dataset) -> None:
-    """Checks that the user has not batched the data, as for `fit`.
-
-    Raises:
-      ConfigError: if the data are batches.
-    """
-    sizes = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(data.element_spec)}
-    if len(sizes) > 1 or 0 in sizes or not _has_batched(data):
-        return
-    (size,) = sizes
-    if size is None:
+    specs = tf.nest.flatten(data.element_spec)
+    if _is_batched(data) and all(one.shape.rank and one.shape[0] is None for one in specs):
         raise ConfigError(
             f"expected {name} to return single examples, got batches; leave out batch(): the "
             "learner batches them by --global-batch-size"
         )
-    # It may be a sequence, whose entries batch() has joined into one example.
-    _LOG.warning(
-        "%s: each example has %d entries, from batch(); if these are examples themselves, leave "
-        "out batch(): the learner batches by --global-batch-size",
-        name,
-        size,
-    )
+    return data
 
 
-def _has_batched(data: tf.data.Dataset) -> bool:
+def _is_batched(data: tf.data.Dataset) -> bool:
+    """Whether `batch` made the elements; those of unknown length may be sequences instead."""
     kind = type(data).__name__
     if any(word in kind for word in ("Unbatch", "FlatMap", "Interleave")):
         return False  # Its elements are parts of the elements of its input.
-    return "Batch" in kind or any(map(_has_batched, data._inputs()))
-
-
-@contextlib.contextmanager
-def _own_names() -> Iterator[None]:
-    """Makes Keras name metrics as in a new process, such as "auc", not "auc_1".
-
-    They name the figures, which must keep their names if a run is continued in a process that has
-    trained others. The numbering of layers continues: a model may hold layers that were created
-    before, and names in a model must differ.
-    """
-    classes = {cls.__name__.lower() for cls in _subclasses(tf.keras.metrics.Metric)}
-    counts = backend.get_default_graph_uid_map()
-    before = {key: n for key, n in counts.items() if key[1].replace("_", "") in classes}
-    for key in before:
-        del counts[key]
-    try:
-        yield
-    finally:
-        counts.update(before)
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    subclass: type
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
+    return "Batch" in kind or any(map(_is_batched, data._inputs()))
 
 
 def _check_evaluates(replicator: Replicator) -> None:
@@ -450,19 +385,72 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
 class _UndividedLoss:
     """The `compiled_loss` of a model, multiplied by the number of replicas.
 
-    Keras divides it by this number, but not the means that a model's own `compute_loss` adds to it.
-    This undoes the division, so that the caller can divide the result of `compute_loss` once.
+    Keras divides a mean by this number, because it sums gradients; here they are averaged, as those
+    of the model's own losses. A sum over the replica's batch is multiplied, so that the average of
+    the gradients is that of the sum over the global batch.
     """
 
     def __init__(self, compiled_loss: Any):
         self._compiled_loss = compiled_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        log = call_log.enclosing()
+        others = set() if log is None else set(log.scaled_by)
         loss = self._compiled_loss(*args, **kwargs)
+        if log is not None:
+            log.scaled_by = others  # The division is undone here.
         return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled_loss, name)
+
+
+class _Optimizer:
+    """A wrapped optimizer, as a `train_step` calls it: with the methods of a loss scale, too."""
+
+    def __init__(self, wrapped: Any):
+        self._wrapped = wrapped
+
+    def minimize(
+        self, loss: Any, var_list: Sequence[tf.Variable], tape: tf.GradientTape | None = None
+    ) -> None:
+        """Updates variables; see Keras."""
+        tape = tape or tf.GradientTape()
+        with tape:
+            scaled = self.get_scaled_loss(loss() if callable(loss) else loss)
+        if var_list:  # A frozen model has none.
+            self.apply_gradients(zip(tape.gradient(scaled, var_list), var_list, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
+        """Averages the gradients over the replicas, and applies them."""
+        return self._wrapped.apply_gradients(grads_and_vars, **kwargs)
+
+    def get_scaled_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Multiplies a loss by the loss scale."""
+        return self._wrapped.scale_loss(tf.cast(loss, tf.float32))
+
+    def get_unscaled_gradients(self, gradients: Any) -> Any:
+        """Returns the gradients, because `apply_gradients` divides them by the loss scale."""
+        return gradients
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+def _wrap_optimizers(replicator: Replicator, model: tf.keras.Model) -> dict[str, Any]:
+    """Replaces the optimizers among the attributes of a model; returns the wrapped ones by name.
+
+    Raises:
+      ConfigError: see `_without_scale` and `_check_average`.
+    """
+    found: dict[str, Any] = {}
+    for name, optimizer in list(vars(model).items()):
+        if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            inner, scale = _without_scale(optimizer)
+            _check_average(inner)
+            found[name] = replicator.wrap_optimizer(inner, loss_scale=scale)
+            setattr(model, name, _Optimizer(found[name]))
+    return found
 
 
 class _Weights(tf.Module):
@@ -470,24 +458,9 @@ class _Weights(tf.Module):
 
     def __init__(self, model: tf.keras.Model):
         super().__init__()
-        self.by_layer = _by_layer(model)
-
-
-def _by_layer(model: tf.keras.Model) -> list[tf.Variable]:
-    """Returns the weights of a model in an order that does not depend on which layers are frozen.
-
-    Keras puts the weights of frozen parts of a layer after the others.
-    """
-    layers = [x for x in (model, *model.submodules) if isinstance(x, tf.keras.layers.Layer)]
-    # Not through `trainable`, which also sets the attribute of the layers within a layer.
-    frozen = [layer for layer in layers if not layer._trainable]
-    try:
-        for layer in frozen:
-            layer._trainable = True
-        return model.weights
-    finally:
-        for layer in frozen:
-            layer._trainable = False
+        metrics = [x for x in model.submodules if isinstance(x, tf.keras.metrics.Metric)]
+        states = {id(variable) for metric in metrics for variable in metric.variables}
+        self.all = [weight for weight in model.weights if id(weight) not in states]
 
 
 def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
@@ -502,70 +475,6 @@ def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
         for node in tf.train.TrackableView(root).descendants()
         if isinstance(node, tf.random.Generator)
     ]
-
-
-def _losses_of_outputs(model: tf.keras.Model) -> list[Any]:
-    """Returns the metrics that average the loss of each output; none for a single output.
-
-    `compute_loss` updates them.
-    """
-    return model.compiled_loss.metrics[1:]  # The first one is that of the total loss.
-
-
-def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
-    """Copies the metrics of a compiled model, with variables that are created in an update.
-
-    Args:
-      container: `compiled_metrics` of the model.
-      y: example targets.
-      predicted: example predictions.
-
-    Raises:
-      ConfigError: if the result of a metric is not one number, or it cannot be copied.
-    """
-    copies = []
-    with contextlib.ExitStack() as stack:
-        for metric in container.metrics:
-            copy = _copied_metric(metric)
-            copies.append(copy)
-            # The container selects the arguments of each metric, and passes them to its copy here.
-            stack.callback(setattr, metric, "update_state", metric.update_state)
-            metric.update_state = copy.update_state
-        container.update_state(y, predicted)
-    for copy in copies:
-        result = copy.result()
-        if isinstance(result, Mapping) or tf.rank(result) > 0:
-            raise ConfigError(
-                f"expected metrics whose result is one number, got {copy.name!r} with "
-                f"{sorted(result) if isinstance(result, Mapping) else tuple(result.shape)}; let it "
-                'average, such as F1Score(average="macro")'
-            )
-    return copies
-
-
-def _copied_metric(metric: Any) -> Any:
-    """Recreates a metric from its config; raises `ConfigError` if that lacks an argument."""
-    kind, config = type(metric), metric.get_config()
-    lacking: list[str] = []
-    # Those of Keras omit arguments that follow from others.
-    if not kind.__init__.__module__.startswith("keras."):
-        parameters = inspect.signature(kind).parameters.values()
-        named = [x.name for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
-        lacking = [repr(name) for name in named if name not in config]
-    got = f"none of {', '.join(lacking)}"
-    if not lacking:
-        try:
-            return kind.from_config(config)
-        except TypeError as error:
-            got = str(error).rpartition("\n")[2].removeprefix("Exception encountered: ")
-    raise ConfigError(
-        "expected metrics whose get_config() has the arguments of their constructor, got "
-        f"{metric.name!r} of {kind.__name__}: {got}; add get_config() to the class"
-    )
-
-
-def _key(metric: Any, index: int) -> str:
-    return f"{metric.name}/{index}"
 
 
 def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:

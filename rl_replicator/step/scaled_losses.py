@@ -118,26 +118,6 @@ def _note(name: str) -> None:
         log.scaled_by.add(name)
 
 
-def divided(loss: tf.Tensor) -> tf.Tensor:
-    """Divides a loss of a compiled Keras model by the number of replicas, as Keras does.
-
-    Args:
-      loss: the mean over the replica's batch.
-
-    Raises:
-      ConfigError: if the step has also called a function that divides losses, whose part of the
-        loss would be divided twice.
-    """
-    log = call_log.enclosing()
-    others = set() if log is None else log.scaled_by - {_COMPILED}
-    if others:
-        raise errors.ConfigError(
-            "expected compute_loss to return the mean over the replica's batch, found "
-            f"{min(others)} in it, which divides by the number of replicas; use tf.reduce_mean"
-        )
-    return losses_utils.scale_loss_for_distribution(loss)
-
-
 def check(log: call_log.CallLog) -> None:
     """Checks a step that has been traced.
 
