@@ -74,6 +74,8 @@ def _options_type() -> Any:
         """The agent to train."""
         parallel: int = 1
         """Number of runs at a time. Each gets its share of the processors."""
+        address: str | None = None
+        """HOST:PORT of a Ray cluster whose machines train the runs. Default: this machine."""
         anchors: Path | None = None
         """CSV file of published returns. Default: docs/results/anchors.csv of the repository."""
 
@@ -127,6 +129,8 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
         run_dir=chosen.run_dir,
         agent=chosen.agent,
         parallel=chosen.parallel,
+        address=chosen.address,
+        module="rl_replicator.cli.main",
         arguments=tuple(arguments),
         options=to_plain(settings),
         anchors=published,

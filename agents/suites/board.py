@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from pathlib import Path
 
 from agents.suites import results
 from agents.suites.anchors import Anchors
-from agents.suites.progress import RunStatus, State
-from rl_replicator.runs.live_table import LiveTable, aligned
+from agents.suites.results import ResultRow
+from rl_replicator.experiments.live_table import aligned
+from rl_replicator.experiments.trial import Trial, TrialState
+from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
 
 _PREFERRED_ANCHORS = ("D4PG", "DrQ-v2", "SimbaV2 (1)", "BRO (10)", "best known")
 
 
-def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
+def rows_of(run_dir: Path) -> list[ResultRow]:
+    """Returns the evaluations of a run so far; none before it has begun."""
+    return results.read_run(run_dir) if RunDirectory(run_dir).exists else []
+
+
+def text(trials: Sequence[Trial], folder: Path, steps: int, anchors: Anchors) -> str:
     """Returns the table.
 
     A cell is the return of a run after `steps` steps, `failed`, `-` for a run that has not begun,
     or the share of the steps that are taken and the newest evaluation in brackets.
 
     Args:
-      statuses: the statuses of all runs.
+      trials: all runs; their values are `env` and `seed`.
+      folder: directory of the suite, which holds those of the runs.
       steps: environment steps of a run.
       anchors: published returns to show next to those of the suite.
     """
-    tasks = list(dict.fromkeys(status.run.task for status in statuses))
-    seeds = sorted({status.run.seed for status in statuses})
-    cells = {(status.run.task, status.run.seed): status for status in statuses}
+    tasks = list(dict.fromkeys(one.values["env"] for one in trials))
+    seeds = sorted({int(one.values["seed"]) for one in trials})
+    cells = {(one.values["env"], int(one.values["seed"])): one for one in trials}
     columns = [
         name for name in _PREFERRED_ANCHORS if set(tasks) & set(anchors.returns.get(name, {}))
     ]
@@ -35,102 +44,54 @@ def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
     means: dict[str, float] = {}
     for task in tasks:
         runs = [cells[task, seed] for seed in seeds if (task, seed) in cells]
-        finals = [value for run in runs if (value := _final(run, steps)) is not None]
+        finals = [value for one in runs if (value := _final(one, folder, steps)) is not None]
         if finals:
             means[task] = sum(finals) / len(finals)
-        rows.append(
-            [
-                task,
-                *(_cell(cells[task, s], steps) if (task, s) in cells else "" for s in seeds),
-                _number(means.get(task)),
-                *(_number(anchors.returns[name].get(task)) for name in columns),
-            ]
-        )
+        published = [_number(anchors.returns[name].get(task)) for name in columns]
+        found = [
+            _cell(cells[task, seed], folder, steps) if (task, seed) in cells else ""
+            for seed in seeds
+        ]
+        rows.append([task, *found, _number(means.get(task)), *published])
     if len(means) > 1:
         overall = sum(means.values()) / len(means)
         published = [_number(anchors.mean(name, means)) for name in columns]
         label = f"mean of {len(means)} tasks"
         rows.append([label, *("" for _ in seeds), _number(overall), *published])
-    return "\n".join([_headline(statuses), *aligned(rows)])
-
-
-def _headline(statuses: Sequence[RunStatus]) -> str:
-    counts = {state: sum(one.state is state for one in statuses) for state in State}
-    parts = [f"{counts[State.DONE]} of {len(statuses)} runs done"]
-    for state in (State.RUNNING, State.FAILED):
+    counts = {state: sum(one.state is state for one in trials) for state in TrialState}
+    parts = [f"{counts[TrialState.DONE]} of {len(trials)} runs done"]
+    for state in (TrialState.RUNNING, TrialState.FAILED):
         if counts[state]:
             parts.append(f"{counts[state]} {state.value}")
-    return ", ".join(parts)
+    return "\n".join([", ".join(parts), *aligned(rows)])
 
 
-def _cell(status: RunStatus, steps: int) -> str:
-    if status.state is State.FAILED:
+def _cell(one: Trial, folder: Path, steps: int) -> str:
+    if one.state is TrialState.FAILED:
         return "failed"
-    final = _final(status, steps)
+    final = _final(one, folder, steps)
     if final is not None:
         return number(final)
-    taken = status.environment_steps()
-    if not taken and status.state is State.WAITING:
+    taken = _environment_steps(folder / one.name)
+    if not taken and one.state is TrialState.WAITING:
         return "-"
-    rows = status.rows()
+    rows = rows_of(folder / one.name)
     newest = f" ({number(rows[-1].return_mean)})" if rows else ""
     return f"{taken / steps:.0%}{newest}"
 
 
-def _final(status: RunStatus, steps: int) -> float | None:
+def _environment_steps(run_dir: Path) -> int:
+    """Returns the environment steps of the newest training episode or evaluation of a run."""
+    tables = [read_metrics(run_dir, group) for group in ("actor", "evaluator")]
+    steps = [table["environment_steps"] for table in tables if table]
+    return max((int(column[-1]) for column in steps if len(column)), default=0)
+
+
+def _final(one: Trial, folder: Path, steps: int) -> float | None:
     """Returns the return of a complete run after `steps` steps, even if it has trained further."""
-    found = results.at_end(status.rows(), steps).get(status.run.task)
+    found = results.at_end(rows_of(folder / one.name), steps).get(one.values["env"])
     return found[0].return_mean if found else None
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else number(value)
-
-
-class Board:
-    """Redraws the table on a terminal; elsewhere, prints it whenever a run has ended."""
-
-    def __init__(
-        self,
-        statuses: Sequence[RunStatus],
-        steps: int,
-        anchors: Anchors,
-        stream: TextIO | None = None,
-    ):
-        """Draws nothing yet.
-
-        Args:
-          statuses: the statuses of all runs, which change.
-          steps: environment steps of a run.
-          anchors: published returns to show next to those of the suite.
-          stream: where to draw. Default: standard output.
-        """
-        self._statuses, self._steps, self._anchors = statuses, steps, anchors
-        self._table = LiveTable(stream)
-
-    def note(self, status: RunStatus) -> None:
-        """Shows that the state of a run has changed."""
-        if self._table.is_live:
-            self._table.expedite()
-            self.refresh()
-            return
-        about = f": {status.reason}" if status.reason else ""
-        self._table.print(f"{status.run} is {status.state.value}{about}")
-        has_ended = status.state in (State.DONE, State.FAILED)
-        if has_ended and any(one.state is State.WAITING for one in self._statuses):
-            self._table.print(self._text())
-
-    def refresh(self) -> None:
-        """Redraws the table on a terminal, if it is due."""
-        if not self._table.is_due():
-            return
-        lines = self._text().splitlines()
-        lines += [f"{one.run} failed, {one.reason}" for one in self._statuses if one.reason]
-        self._table.refresh(lines)
-
-    def close(self) -> None:
-        """Shows the whole table a last time."""
-        self._table.close(self._text())
-
-    def _text(self) -> str:
-        return text(self._statuses, self._steps, self._anchors)

@@ -1,44 +1,39 @@
-"""The command `rl-replicator suite`: schedules the runs, shows the table, writes the results."""
+"""The command `rl-replicator suite`: trains the runs, shows the table, writes the results."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.suites import plot, results
+from agents.suites import board, plot, results
 from agents.suites import tasks as suites
 from agents.suites.anchors import Anchors
-from agents.suites.board import Board
-from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
-from agents.suites.scheduler import Scheduler
-from rl_replicator.errors import UsageError, cannot_write, continuable
+from rl_replicator.errors import UsageError, continuable
+from rl_replicator.experiments.live_table import LiveTable
+from rl_replicator.experiments.trial import Experiment, Trial, TrialRun, TrialState
 from rl_replicator.runs import events, selection
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 from rl_replicator.runs.selection import LeftOut
 
-_LOG = logging.getLogger("agents")
 _FAILURE = 1
 # Options of its runs that may change when a suite is continued.
 _FREE = ("env", "steps", *FREE_OPTIONS)
 
 
-@dataclasses.dataclass(frozen=True)
-class SuitePlan:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SuitePlan(Experiment):
     """A suite with all settings of its command line.
 
     Attributes:
       suite: its tasks.
       steps: environment steps of a run.
       seeds: number of seeds of each task.
-      run_dir: the suite's directory.
       agent: name of the agent.
-      parallel: number of runs at a time.
       arguments: the arguments of `rl-replicator train`, for every run.
       options: the options that `train` parses from `arguments`, as plain data.
       anchors: published returns at the same number of steps.
@@ -47,20 +42,19 @@ class SuitePlan:
     suite: suites.Suite
     steps: int
     seeds: int
-    run_dir: Path
     agent: str
-    parallel: int
     arguments: tuple[str, ...]
     options: Mapping[str, Any]
     anchors: Anchors
 
-    def command(self, status: RunStatus) -> list[str]:
-        """Returns the command of a run."""
-        return [
-            *(sys.executable, "-m", "rl_replicator.cli.main", "train", self.agent),
-            *("--env", status.run.task, "--seed", str(status.run.seed)),
-            *("--steps", str(self.steps), "--run-dir", str(status.path), *self.arguments),
+    def runs(self, name: str, values: Mapping[str, str]) -> list[TrialRun]:
+        """Returns the run of a task and a seed."""
+        path = self.run_dir / name
+        words = [
+            *(self.agent, "--env", values["env"], "--seed", values["seed"]),
+            *("--steps", str(self.steps), "--run-dir", str(path), *self.arguments),
         ]
+        return [TrialRun(words, path, self.run_dir / "logs" / f"{name}.log")]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -82,6 +76,9 @@ def run(plan: SuitePlan) -> int:
       UsageError: if the directory holds a suite with other settings, or other files, or a run
         cannot be started, or the results cannot be written at the end.
     """
+    # Imported here, because Ray takes seconds.
+    from rl_replicator.experiments import tuning
+
     directory = RunDirectory(plan.run_dir)
     with (
         directory.opened(SUITE, plan.identity, _FREE),
@@ -90,58 +87,53 @@ def run(plan: SuitePlan) -> int:
         directory.describe(
             SUITE, plan.identity, {"arguments": list(plan.arguments), **plan.options}
         )
-        statuses = [
-            RunStatus(one, plan.run_dir / one.name)
-            for one in suites.runs(plan.suite.tasks, plan.seeds)
-        ]
-        for status in statuses:
-            if _is_done(plan, status):
-                status.state = State.DONE
-        board = Board(statuses, plan.steps, plan.anchors)
+        trials = suites.trials(plan.suite.tasks, plan.seeds)
+        for one in trials:
+            if _is_done(plan, one):
+                one.state = TrialState.DONE
+        table = LiveTable(lambda: board.text(trials, plan.run_dir, plan.steps, plan.anchors))
 
-        def note(status: RunStatus) -> None:
-            if status.state is State.DONE and not status.is_complete(plan.steps):
-                status.state, status.reason = State.FAILED, "ended before its last evaluation"
-            board.note(status)
-            if status.state is not State.RUNNING:
-                try:
-                    _write_results(plan)
-                except OSError as error:  # The runs are worth more than their table.
-                    _LOG.warning("no results are written before the next run ends: %s", error)
+        def note(one: Trial) -> None:
+            if one.state is TrialState.DONE and not _is_complete(plan, one):
+                one.state, one.reason = TrialState.FAILED, "ended before its last evaluation"
+            table.note(f"{_title(one)} is {one.state.value}" + (one.reason and f": {one.reason}"))
+            if one.state is not TrialState.RUNNING:
+                _write_results(plan)
 
-        scheduler = Scheduler(
-            plan.command, plan.run_dir / "logs", plan.parallel, note, board.refresh
-        )
-        number = scheduler.run(statuses)
-        board.close()
-        try:
-            rows, left_out = _write_results(plan)
-            plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
-        except OSError as error:
-            raise cannot_write(
-                f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
-                "again, and continues unfinished runs",
-                error,
-            ) from error
-        for one in left_out:
-            print(f"left out {one}", file=sys.stderr)
-        return _conclude(plan, statuses, rows, number)
+        number = tuning.run(plan, trials, None, len(trials), note, table.refresh)
+        table.close()
+        rows, left_out = _write_results(plan)
+        plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
+        for left in left_out:
+            print(f"left out {left}", file=sys.stderr)
+        return _conclude(plan, trials, rows, number)
 
 
-def _is_done(plan: SuitePlan, status: RunStatus) -> bool:
+def _title(one: Trial) -> str:
+    return f"{one.values['env']} seed {one.values['seed']}"
+
+
+def _is_complete(plan: SuitePlan, one: Trial) -> bool:
+    """Returns whether a run was evaluated after all of its steps."""
+    rows = board.rows_of(plan.run_dir / one.name)
+    return bool(rows) and rows[-1].environment_steps >= plan.steps
+
+
+def _is_done(plan: SuitePlan, one: Trial) -> bool:
     """Returns whether a run of this suite is complete, and was not killed before its end."""
-    if not (status.is_complete(plan.steps) and _is_of(plan, status.path)):
+    path = plan.run_dir / one.name
+    if not (_is_complete(plan, one) and _is_of(plan, path)):
         return False
     # `train` makes a missing plot or film, but refuses a run that was trained for more steps.
-    target = RunDirectory(status.path).config()["options"].get("steps")
-    return target != plan.steps or events.is_finished(events.read(status.path))
+    target = RunDirectory(path).config()["options"].get("steps")
+    return target != plan.steps or events.is_finished(events.read(path))
 
 
 def _is_of(plan: SuitePlan, path: Path) -> bool:
     """Returns whether this suite has created a run, judging by its agent and directory."""
     config = RunDirectory(path).config()
-    made = suites.SuiteRun(config["identity"]["env"], config["identity"]["seed"])
-    return config["trainable"] == plan.agent and path.name == made.name
+    name = suites.run_name(config["identity"]["env"], config["identity"]["seed"])
+    return config["trainable"] == plan.agent and path.name == name
 
 
 def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], list[LeftOut]]:
@@ -166,13 +158,10 @@ def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], list[LeftOut]]:
 
 
 def _conclude(
-    plan: SuitePlan,
-    statuses: Sequence[RunStatus],
-    rows: Sequence[ResultRow],
-    number: int | None,
+    plan: SuitePlan, trials: Sequence[Trial], rows: Sequence[ResultRow], number: int | None
 ) -> int:
     """Prints the measures and what is missing; returns the exit status."""
-    asked = {(status.run.task, status.run.seed) for status in statuses}
+    asked = {(one.values["env"], int(one.values["seed"])): one for one in trials}
     marked = results.at_end((row for row in rows if (row.task, row.seed) in asked), plan.steps)
     if marked:
         for name, interval in results.summarize(marked).items():
@@ -182,16 +171,16 @@ def _conclude(
     about = ", of all runs there" if has_others else ""
     print(f"results {', '.join(str(path) for path in paths if path.exists())}{about}", flush=True)
     counted = {(row.task, row.seed) for found in marked.values() for row in found}
-    for status in statuses:
-        if status.state is State.DONE and (status.run.task, status.run.seed) not in counted:
+    for key, one in asked.items():
+        if one.state is TrialState.DONE and key not in counted:
             print(
-                f"{status.run} has no evaluation near {plan.steps:,} steps, and is left out of the "
-                "means: it was trained for more",
+                f"{_title(one)} has no evaluation near {plan.steps:,} steps, and is left out of "
+                "the means: it was trained for more",
                 file=sys.stderr,
             )
-    failed = [status for status in statuses if status.state is State.FAILED]
-    for status in failed:
-        print(f"{status.run} failed, {status.reason}", file=sys.stderr)
+    failed = [one for one in trials if one.state is TrialState.FAILED]
+    for one in failed:
+        print(f"{_title(one)} failed, {one.reason}", file=sys.stderr)
     if number is not None:
         print("stopped; the same command continues the suite", flush=True)
         return 128 + number

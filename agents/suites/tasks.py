@@ -1,9 +1,10 @@
 """The suites by name, and the runs of a suite."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rl_replicator.errors import UsageError
+from rl_replicator.experiments.trial import Trial
 from rl_replicator.runs.run_directory import folder_name
 
 _DMC14 = (
@@ -93,34 +94,20 @@ def find(words: Sequence[str]) -> Suite:
     return Suite("tasks", tuple(words))
 
 
-@dataclasses.dataclass(frozen=True)
-class SuiteRun:
-    """One run of a suite.
-
-    Attributes:
-      task: name of its environment.
-      seed: the seed of everything random.
-    """
-
-    task: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Name of its directory in the suite's directory."""
-        return f"{folder_name(self.task)}-seed{self.seed}"
-
-    def __str__(self) -> str:
-        return f"{self.task} seed {self.seed}"
-
-
-def runs(tasks: Sequence[str], seeds: int) -> Iterator[SuiteRun]:
-    """Yields the runs in the order in which they start: all tasks with seed 1, then with seed 2.
+def trials(tasks: Sequence[str], seeds: int) -> list[Trial]:
+    """Returns the runs in the order in which they start: all tasks with seed 1, then with seed 2.
 
     Args:
       tasks: names of environments.
       seeds: number of seeds of each task; the first one is 1.
     """
-    for seed in range(1, seeds + 1):
-        for task in tasks:
-            yield SuiteRun(task, seed)
+    return [
+        Trial(run_name(task, seed), {"env": task, "seed": str(seed)})
+        for seed in range(1, seeds + 1)
+        for task in tasks
+    ]
+
+
+def run_name(task: str, seed: int) -> str:
+    """Returns the name of a run's directory in the suite's directory."""
+    return f"{folder_name(task)}-seed{seed}"

@@ -1,8 +1,9 @@
 """`rl-replicator sweep NAME --search "option=expression" [options]`."""
 
+import contextlib
 import dataclasses
+import io
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,14 +12,12 @@ import tyro
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, check_option
+from rl_replicator.experiments import space, sweep
+from rl_replicator.experiments.space import Parameter, Search
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import LENGTHS, folder_name
-from rl_replicator.sweeps import command, search
-from rl_replicator.sweeps.search import Parameter
-from rl_replicator.sweeps.study import SearchPlan
 
 _COMMAND = "rl-replicator sweep"
-_TRAIN = "rl-replicator train"
 # Options of the runs that the sweep itself sets.
 _OURS = ("--seed", "--resume", "--no-resume", "--config")
 # Prefixes of options that set when and how a run is evaluated: of agents and of our learners.
@@ -58,6 +57,8 @@ class SweepOptions:
     parallel: int | None = None
     """Number of trials at a time. Each gets its share of the processors. Default: one processor per
     run."""
+    address: str | None = None
+    """HOST:PORT of a Ray cluster whose machines run the trials. Default: this machine."""
     retry_failed: bool = False
     """Continue the trials that have failed, too: once their cause is corrected."""
     run_dir: Path | None = None
@@ -108,10 +109,10 @@ def run(args: Sequence[str]) -> int:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
     plan = _plan(chosen, theirs)
-    return command.run(plan)
+    return sweep.run(plan)
 
 
-def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
+def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:
     """Returns the plan of a sweep.
 
     Args:
@@ -122,9 +123,10 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
       UsageError: if a run would refuse the options or a value that the search may choose.
     """
     trainable = trainables.load(chosen.name)
-    parameters = search.parse_all(chosen.search)
+    parameters = space.parse_all(chosen.search)
+
     settings = trainable.parse(theirs, {})
-    _check_searchable(type(settings), parameters)
+    _check_searchable(parameters)
     _check_not_given(theirs, parameters)
     has_seed = _setting(settings, "seed") is not None
     if not has_seed and chosen.seeds > 1:
@@ -133,45 +135,60 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         )
     seeds = tuple(range(1, chosen.seeds + 1)) if has_seed else (None,)
     run_dir = chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name)
-    given = {word.partition("=")[0] for word in theirs}
-    quiet = ["--no-video"] if hasattr(settings, "video") and "--video" not in given else []
-    arguments = _arguments(theirs, parameters)
-    own = [*quiet, *command.own_words(seeds[0], run_dir)]
+    quiet = ["--no-video"] if hasattr(settings, "video") and "--video" not in theirs else []
+    arguments = [*quiet, *sweep.own_words(seeds[0], run_dir), *theirs]
+    last = frozenset(one.option for one in parameters if _is_last(trainable, arguments, one))
     # A run must accept the example values of every search, one at a time.
     for one in parameters:
-        tried = [arguments.words([(one, value)], own) for value in one.space.examples()]
-        values = [_setting(trainable.parse(words, {}), one.option) for words in tried]
+        words = [sweep.placed(arguments, [(one, x)], last) for x in one.space.examples()]
+        values = [_setting(trainable.parse(tried, {}), one.option) for tried in words]
         if chosen.scheduler == "pbt":
             _check_changeable(trainable, one, values)
-    return command.SweepPlan(
-        program=(sys.executable, "-m", f"{__package__}.main"),
+    return sweep.SweepPlan(
         name=chosen.name,
-        arguments=arguments,
+        arguments=tuple(theirs),
+        last=last,
         quiet=tuple(quiet),
         options=to_plain(settings),
-        defaults={one.option: _current(settings, one.option) for one in parameters},
-        search=SearchPlan(
+        search=Search(
             tuple(parameters),
             chosen.sampler,
             chosen.scheduler,
             chosen.grace,
             chosen.reduction,
             chosen.interval,
+            {one.option: _current(settings, one.option) for one in parameters},
         ),
         trials=chosen.trials,
         seeds=seeds,
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
+        address=chosen.address,
+        module=f"{__package__}.main",
         retry_failed=chosen.retry_failed,
         run_dir=run_dir,
     )
 
 
-def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
-    required = {
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is field.default_factory is dataclasses.MISSING
-    }
+def _is_last(trainable: trainables.Trainable, arguments: Sequence[str], one: Parameter) -> bool:
+    """Returns whether a searched option belongs to a dataclass that a word like 'kind:b' chooses.
+
+    Such an option must follow the word.
+    """
+    if not any(":" in word and not word.startswith("-") for word in arguments):
+        return False
+    words = one.words(one.space.examples()[0])
+    accepted = []
+    for tried in ([*words, *arguments], [*arguments, *words]):
+        with contextlib.redirect_stderr(io.StringIO()):
+            try:
+                trainable.parse(tried, {})
+                accepted.append(True)
+            except (UsageError, SystemExit):
+                accepted.append(False)
+    return accepted == [False, True]
+
+
+def _check_searchable(parameters: Sequence[Parameter]) -> None:
     for one in parameters:
         if f"--{one.option}" in ("--run-dir", *_OURS):
             raise UsageError(
@@ -185,11 +202,6 @@ def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
                 f"they are, by which trials are compared, got {one.option}; give --{one.option}, "
                 "and sweep each value of it on its own"
             )
-        if one.option.replace("-", "_") in required:  # Such as the task of an agent.
-            raise UsageError(
-                f"--search: expected options that have a default, got {one.option}; give "
-                f"--{one.option}, and sweep each value of it on its own"
-            )
 
 
 def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> None:
@@ -199,11 +211,6 @@ def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> N
             raise UsageError(
                 f"expected --{one.option} to be either searched or set, got both; leave one out"
             )
-
-
-def _arguments(words: Sequence[str], parameters: Sequence[Parameter]) -> command.Arguments:
-    """Returns the options of the runs, with the places of those that are searched."""
-    return command.Arguments((tuple(words),), {one.option: 0 for one in parameters})
 
 
 def _check_changeable(

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from rl_replicator import errors
 from rl_replicator.jobs import cluster, local_job
 from rl_replicator.jobs.restarts import RestartLoop
-from rl_replicator.jobs.run_process import SECONDS_TO_END
 from rl_replicator.processes import signals
 from rl_replicator.processes.restarts import Restarts
 
+# `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
+_SECONDS_TO_END = 120.0
 # Grace period after a failure. The other processes have nothing to save: a restart continues from
 # the last checkpoint.
 _SECONDS_AFTER_FAILURE = 5.0
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     supervisor = RestartLoop(
         job.start,
         job.poll,
-        lambda: job.stop(SECONDS_TO_END if received else _SECONDS_AFTER_FAILURE),
+        lambda: job.stop(_SECONDS_TO_END if received else _SECONDS_AFTER_FAILURE),
         Restarts(options.max_restarts),
         local_job.report,
     )

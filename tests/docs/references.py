@@ -23,7 +23,7 @@ _WRITTEN = (
     "config.json",
     "metrics/*.csv",
     "results.csv",
-    "rounds.csv",
+    "trials.json",
     "lineage.json",
     "results.png",
     "summary.csv",

@@ -56,7 +56,7 @@ def parsed(monkeypatch, tmp_path):
         monkeypatch.setattr(kind, "train", train)
         monkeypatch.setattr(kind, "evaluate", use)
     monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
-    monkeypatch.setattr("rl_replicator.sweeps.command.run", lambda plan: use(None, plan))
+    monkeypatch.setattr("rl_replicator.experiments.sweep.run", lambda plan: use(None, plan))
     monkeypatch.setattr(
         "agents.plan.command.run",
         lambda source, chosen, hardware, *_: use(source, deploy(chosen, hardware)),

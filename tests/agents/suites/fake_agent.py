@@ -43,7 +43,14 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     identity = {"trainable": "fake", "env": env, "seed": seed, "agent": agent or {}}
     (run_dir / "config.json").write_text(
-        json.dumps({"trainable": "fake", "identity": identity, "options": {"env": env}})
+        json.dumps(
+            {
+                "trainable": "fake",
+                "identity": identity,
+                "options": {"env": env},
+                "score": {"group": "evaluator", "figure": "episode_return"},
+            }
+        )
     )
     events.record(run_dir, events.RUN, events.FINISHED)
     with (run_dir / "metrics" / "evaluator.csv").open("w", newline="") as file:
@@ -83,10 +90,10 @@ class FakeAgent:
         if what == "broken":
             raise UsageError("this one never works")
         half = (options.steps // 2, 100 * options.seed)
-        if what == "endless":
+        ended = []
+        signal.signal(signal.SIGINT, lambda *_: ended.append(True))
+        if what == "endless" and Path("hold").exists():
             write_run(options.run_dir, options.env, options.seed, [half])
-            ended = []
-            signal.signal(signal.SIGINT, lambda *_: ended.append(True))
             (options.run_dir / "is_ready").touch()
             while not ended:
                 time.sleep(0.05)

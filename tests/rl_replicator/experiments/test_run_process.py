@@ -1,11 +1,10 @@
 """The processes of training runs."""
 
 import signal
-import time
 
 import pytest
 
-from rl_replicator.jobs import run_process
+from rl_replicator.experiments.run_process import RunProcess
 
 
 @pytest.mark.parametrize(
@@ -20,10 +19,6 @@ from rl_replicator.jobs import run_process
 def test_the_reason_of_an_end(tmp_path, last_words, reason):
     log = tmp_path / "log"
     command = ["bash", "-c", f"echo done; {last_words.replace('LOG', str(log))}"]
-    process = run_process.RunProcess(command, log, run_process.Slot())
-    try:
-        while process.poll() is None:
-            time.sleep(0.01)
-        assert process.reason() == f"{reason} ({log})"
-    finally:
-        process.kill()
+    process = RunProcess(command, log)
+    process.wait()
+    assert process.reason() == f"{reason} ({log})"

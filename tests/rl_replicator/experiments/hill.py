@@ -1,7 +1,7 @@
 """A trainable that takes no time: its figure is a function of its options."""
 
 import dataclasses
-import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
 
-NAME = "tests.rl_replicator.sweeps.hill:hill"
+NAME = "tests.rl_replicator.experiments.hill:hill"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,12 @@ class HillOptions:
     evaluations: int = 4
     """Length of the run."""
     wait_at: int | None = None
-    """Evaluation after which the first process of a run waits for its end."""
+    """TrialEvaluation after which a run waits, while there is a file `hold`."""
+    waits_beyond: float | None = None
+    """Distance from the top beyond which a run waits for its end after its first evaluation."""
+    end: str = ""
+    """disk: it fails as on a full disk; kill: it kills itself after each evaluation; die: before
+    the first one."""
 
 
 class Hill:
@@ -74,7 +79,7 @@ class Hill:
         score = Score("evaluation", "figure", is_high).plain() if options.kind != "blind" else None
         run = RunDirectory(options.run_dir)
         plain = to_plain(options)
-        with run.opened(NAME, {"options": plain}) as there:
+        with run.opened(NAME, {"options": plain}):
             run.describe(NAME, {"options": plain}, plain, score)
             done = len(read_metrics(run.path, "evaluation").get("steps", ()))
             with (options.run_dir / "started.txt").open("a") as file:
@@ -82,31 +87,25 @@ class Hill:
             height = options.shape.height * (1 + options.is_steep) + options.seed
             figure = height - abs(options.place - 0.25) if is_high else abs(options.place - 0.25)
             writer = MetricWriter(run.path, "steps")
+            if options.end == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
             for index in range(done + 1, options.evaluations + 1):
                 writer.write("evaluation", 100 * index, {"figure": figure, "index": index})
-                while index == options.wait_at and not there and not ended:
+                while index == options.wait_at and Path("hold").exists() and not ended:
                     time.sleep(0.05)
-                time.sleep(0.3)  # Longer than the sweep takes to look, unless it gets no CPU time.
+                if options.end == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if options.end == "disk":
+                    print("no space left")
+                    return 74
+                beyond = abs(options.place - 0.25) > (options.waits_beyond or 1e9)
                 deadline = time.monotonic() + 60
-                while score and index < options.evaluations and not ended:
-                    if _is_noted(run.path, index) or time.monotonic() > deadline:
-                        break
+                while beyond and not ended and time.monotonic() < deadline:
                     time.sleep(0.05)
                 if ended and index < options.evaluations:
                     return 130
             writer.close()
         return 0
-
-
-def _is_noted(run_dir, index):
-    """Whether the sweep, if there is one, has judged an evaluation of a trial."""
-    journal = run_dir.parents[1] / "trials.journal"
-    if not journal.exists():
-        return True
-    _, number = run_dir.parent.name.split("-")
-    *lines, _ = journal.read_text().split("\n")  # The last one may not be whole.
-    notes = [one for one in map(json.loads, lines) if "intermediate_value" in one]
-    return (int(number), index) in [(one["trial_id"], one["step"]) for one in notes]
 
 
 hill = Hill()

@@ -3,12 +3,13 @@
 import pytest
 
 from rl_replicator.errors import UsageError
-from rl_replicator.sweeps import search
-from rl_replicator.sweeps.search import Choice, Range
+from rl_replicator.experiments import space
+from rl_replicator.experiments.space import Choice, Range, Search
+from rl_replicator.experiments.trial import Trial, TrialEvaluation, TrialState
 
 
 @pytest.mark.parametrize(
-    ("text", "space"),
+    ("text", "expected"),
     [
         ("a.n-step=choice(1,3,5)", Choice(("1", "3", "5"))),
         ("a.n_step = choice( relu , elu )", Choice(("relu", "elu"))),
@@ -20,13 +21,9 @@ from rl_replicator.sweeps.search import Choice, Range
         ("a.n-step=lograndint(16,1024)", Range(16, 1024, is_log=True, is_whole=True)),
     ],
 )
-def test_expressions(text, space):
-    parsed = search.parse(text)
-    assert parsed.option == "a.n-step"
-    if isinstance(space, Range):
-        assert parsed.space.high == pytest.approx(space.high, rel=1e-12)
-        space = Range(space.low, parsed.space.high, space.is_log, space.is_whole, space.step)
-    assert parsed.space == space
+def test_expressions(text, expected):
+    parsed = space.parse(text)
+    assert (parsed.option, parsed.space) == ("a.n-step", expected)
 
 
 @pytest.mark.parametrize(
@@ -52,21 +49,21 @@ def test_expressions(text, space):
 )
 def test_bad_expressions_are_one_line(text, words):
     with pytest.raises(UsageError) as caught:
-        search.parse(text)
+        space.parse(text)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_option_is_searched_once():
     with pytest.raises(UsageError, match="once for x, got it 2 times"):
-        search.parse_all(["x=choice(1,2)", "y=choice(1,2)", "x=uniform(0,1)"])
+        space.parse_all(["x=choice(1,2)", "y=choice(1,2)", "x=uniform(0,1)"])
     with pytest.raises(UsageError, match="at least once"):
-        search.parse_all([])
+        space.parse_all([])
 
 
 def test_words_of_a_command():
-    parameter = search.parse("a.layers=choice(256 256,64)")
+    parameter = space.parse("a.layers=choice(256 256,64)")
     assert parameter.words("256 256") == ["--a.layers", "256", "256"]
-    flag = search.parse("a.is-steep=choice(true,false)")
+    flag = space.parse("a.is-steep=choice(true,false)")
     assert (flag.words("true"), flag.words("false")) == (["--a.is-steep"], ["--a.no-is-steep"])
 
 
@@ -83,7 +80,7 @@ def test_words_of_a_command():
 )
 def test_values_are_written_exactly(text, value, words):
     """A rounded number may be outside the search, or not of the option's type."""
-    assert search.written(search.parse(text).space, value) == words
+    assert space.parse(text).space.write(value) == words
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_values_are_written_exactly(text, value, words):
 )
 def test_an_option_of_whole_numbers_refuses_a_range_of_real_numbers(text, examples):
     """Its ends, written as whole numbers, would be accepted, but the numbers between them not."""
-    assert search.parse(text).space.examples() == examples
+    assert space.parse(text).space.examples() == examples
 
 
 def test_matches():
@@ -110,3 +107,44 @@ def test_matches():
     assert Range(0, 0.9, step=0.3).match("0.6") == "0.6"
     assert Range(0, 0.9, step=0.3).match("0.5") is None
     assert Range(0, 1).match("relu") is None and Range(0, 1).match("1.1") is None
+
+
+def test_what_is_drawn():
+    """The kind of each distribution, and its ends."""
+    texts = ["a=uniform(1,3)", "b=loguniform(1e-4,1)", "c=lograndint(1,9)", "d=quniform(0,1,0.25)"]
+    search = Search(
+        tuple(space.parse_all(texts)), "random", "asha", 1, 3, None, dict.fromkeys("abcd", "")
+    )
+    drawn = search.drawn(400)
+    columns = {name: [float(one[name]) for one in drawn] for name in "abcd"}
+    assert min(columns["a"]) >= 1 and max(columns["a"]) <= 3
+    assert sum(x < 2 for x in columns["a"]) == pytest.approx(200, abs=50)
+    assert sum(x < 1e-2 for x in columns["b"]) == pytest.approx(200, abs=50)
+    assert set(columns["c"]) == set(range(1, 10)) and columns["c"].count(1) > 80
+    assert set(columns["d"]) == {0, 0.25, 0.5, 0.75, 1}
+
+
+def test_the_first_trial_has_the_defaults_if_the_search_may_choose_them():
+    parameters = tuple(space.parse_all(["x=uniform(0,1)", "kind=choice(a,None)"]))
+
+    def first(**defaults):
+        return Search(parameters, "tpe", "fifo", 1, 3, None, defaults).first
+
+    assert first(x="0.5", kind="None") == {"x": 0.5, "kind": "None"}
+    assert first(x="1.5", kind="a") is None
+
+
+def test_the_importance_of_an_option_that_explains_everything():
+    parameters = tuple(space.parse_all(["x=uniform(0,1)", "y=uniform(0,1)"]))
+    search = Search(parameters, "tpe", "fifo", 1, 3, None, {"x": "", "y": ""})
+    trials = []
+    for number, values in enumerate(search.drawn(40)):
+        row = TrialEvaluation(10, float(values["x"]), 0.0, 0.0)
+        trials.append(
+            Trial(
+                f"trial-{number}", values, TrialState.DONE, is_highest_best=False, evaluations=[row]
+            )
+        )
+    shares = search.importance(trials)
+    assert list(shares) == ["x", "y"] and shares["x"] > 0.8
+    assert search.importance(trials[:3]) == {}

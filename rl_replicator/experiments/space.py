@@ -1,4 +1,7 @@
-"""Search expressions such as `loguniform(1e-4, 1e-3)`, parsed without `eval`."""
+"""What is searched: options, and expressions such as `loguniform(1e-4, 1e-3)`.
+
+Expressions are parsed without `eval`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,16 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rl_replicator.errors import UsageError
+from rl_replicator.experiments.trial import Trial, TrialState, objective
+
+# The share of best trials whose values are compared with those of all trials.
+_BEST_SHARE = 0.25
+_FEWEST_FOR_IMPORTANCE = 4
 
 _FORMS = {
     "choice": "choice(A, B, ...)",
@@ -39,6 +49,24 @@ class Choice:
         """Returns values that a run must accept for the search to make sense."""
         return self.values
 
+    def write(self, value: object) -> str:
+        """Returns a value as it is written on the command line."""
+        return self.match(str(value)) or str(value)
+
+    def read(self, text: str) -> str:
+        """Returns a written value as Optuna's distribution has it."""
+        return text
+
+    def distribution(self) -> Any:
+        """Returns Optuna's distribution of the values."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+    def mutation(self) -> Any:
+        """Returns what Ray Tune's population based training draws from; all values are numbers."""
+        return [float(value) for value in self.values]
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -58,21 +86,12 @@ class Range:
     is_whole: bool = False
     step: float | None = None
 
-    @property
-    def spacing(self) -> float | None:
-        """Distance between the numbers that may be chosen; None for any number."""
-        return 1.0 if self.is_whole else self.step
-
     def match(self, value: str) -> str | None:
         """Returns a value as the search writes it; None if it is not in the search space."""
         number = _key(value)
-        if not isinstance(number, float) or not self.low <= number <= self.high:
+        if not isinstance(number, float) or not math.isfinite(number):
             return None
-        if self.is_whole and number % 1:
-            return None
-        if self.step is not None and not _is_multiple(number - self.low, self.step):
-            return None
-        return written(self, number)
+        return self.write(number) if abs(float(self.write(number)) - number) < 1e-12 else None
 
     def examples(self) -> tuple[str, ...]:
         """Returns values that a run must accept for the search to make sense.
@@ -80,10 +99,36 @@ class Range:
         Unless all numbers are whole, they are written as real numbers, such as 16.0: an option that
         takes only whole numbers would accept the ends, but nothing in between.
         """
-        ends = written(self, self.low), written(self, self.high)
         if self.is_whole or (self.step is not None and self.low % 1 == self.step % 1 == 0):
-            return ends
-        return repr(float(ends[0])), repr(float(ends[1]))
+            return self.write(self.low), self.write(self.high)
+        return repr(float(self.low)), repr(float(self.high))
+
+    def write(self, value: object) -> str:
+        """Returns the nearest number of the search as it is written on the command line."""
+        number = min(max(float(str(value)), self.low), self.high)
+        step = 1.0 if self.is_whole else self.step
+        if step is not None:
+            number = self.low + round((number - self.low) / step) * step
+        number = _decimal(number)
+        return str(int(number)) if number.is_integer() else repr(number)
+
+    def read(self, text: str) -> float:
+        """Returns a written value as Optuna's distribution has it."""
+        return int(text) if self.is_whole else float(text)
+
+    def distribution(self) -> Any:
+        """Returns Optuna's distribution of the numbers."""
+        from optuna import distributions
+
+        if self.is_whole:
+            return distributions.IntDistribution(int(self.low), int(self.high), log=self.is_log)
+        return distributions.FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
+
+    def mutation(self) -> Any:
+        """Returns what Ray Tune's population based training draws from."""
+        from ray import tune
+
+        return (tune.loguniform if self.is_log else tune.uniform)(self.low, self.high)
 
 
 def _key(value: str) -> float | str:
@@ -92,19 +137,6 @@ def _key(value: str) -> float | str:
         return float(value)
     except ValueError:
         return value.lower()
-
-
-def _is_multiple(number: float, step: float) -> bool:
-    return abs(number / step - round(number / step)) < 1e-9
-
-
-def written(space: Choice | Range, value: object) -> str:
-    """Returns a value as it is written on the command line, within the ends of the search."""
-    if isinstance(space, Choice):
-        return str(value)
-    number = min(max(_decimal(float(str(value))), space.low), space.high)
-    is_whole = space.is_whole or number.is_integer()
-    return str(int(number)) if is_whole else repr(number)
 
 
 def _decimal(number: float) -> float:
@@ -236,3 +268,87 @@ def parse_all(texts: Sequence[str]) -> list[Parameter]:
         if names.count(name) > 1:
             raise UsageError(f"expected --search once for {name}, got it {names.count(name)} times")
     return parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How to search.
+
+    Attributes:
+      parameters: what is searched.
+      sampler: "tpe" or "random".
+      scheduler: "asha", which stops trials early; "fifo", which stops none; or "pbt", which lets
+        trials copy each other.
+      grace: number of the first evaluation after which a trial may be stopped.
+      reduction: one of this many trials is continued at each rung.
+      interval: steps from one comparison of pbt to the next; None for the others.
+      defaults: value of each option without the search, as written.
+    """
+
+    parameters: tuple[Parameter, ...]
+    sampler: str
+    scheduler: str
+    grace: int
+    reduction: int
+    interval: int | None
+    defaults: Mapping[str, str]
+
+    @property
+    def first(self) -> dict[str, Any] | None:
+        """The defaults, as the distributions have them; None unless the search may choose them."""
+        found = {one.option: one.space.match(self.defaults[one.option]) for one in self.parameters}
+        written = {option: value for option, value in found.items() if value is not None}
+        return self.read(written) if len(written) == len(found) else None
+
+    def distributions(self) -> dict[str, Any]:
+        """Returns Optuna's distribution of each option."""
+        return {one.option: one.space.distribution() for one in self.parameters}
+
+    def read(self, values: Mapping[str, str]) -> dict[str, Any]:
+        """Returns written values as the distributions have them."""
+        return {one.option: one.space.read(values[one.option]) for one in self.parameters}
+
+    def drawn(self, count: int) -> list[dict[str, str]]:
+        """Returns values for the first trials of a population, as written: the defaults, if the
+        search may choose them, and random ones.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        if self.first is not None:
+            study.enqueue_trial(self.first)
+        return [self.written(study.ask(self.distributions()).params) for _ in range(count)]
+
+    def written(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Returns values as they are written on the command line."""
+        return {one.option: one.space.write(values[one.option]) for one in self.parameters}
+
+    def importance(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """Returns the share of the differences that each option explains, the highest first.
+
+        PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how much the values of the best quarter
+        of the trials differ from those of all. A trial that was stopped counts with its last
+        evaluation. Empty for fewer than four trials.
+
+        Args:
+          trials: all trials.
+        """
+        import optuna
+
+        study = optuna.create_study(direction="maximize")
+        for one in trials:
+            if one.state in (TrialState.DONE, TrialState.STOPPED) and one.evaluations:
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        params=self.read(one.values),
+                        distributions=self.distributions(),
+                        value=objective(one.evaluations, one.is_highest_best),
+                    )
+                )
+        if len(study.trials) < _FEWEST_FOR_IMPORTANCE:
+            return {}
+        with warnings.catch_warnings():  # Optuna warns about its experimental features.
+            warnings.simplefilter("ignore")
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE)
+            return optuna.importance.get_param_importances(study, evaluator=evaluator)

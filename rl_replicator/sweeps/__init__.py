@@ -1,1 +1,0 @@
-"""Searches for good settings: `rl-replicator sweep NAME --search "option=expression"`."""
