@@ -51,7 +51,8 @@ class Climber:
     def options_from(self, plain):
         names = {field.name for field in dataclasses.fields(ClimberOptions)}
         known = {name: value for name, value in plain.items() if name in names}
-        return ClimberOptions(**{**known, "layers": tuple(known["layers"])})
+        place = Path(known["run_dir"])
+        return ClimberOptions(**{**known, "run_dir": place, "layers": tuple(known["layers"])})
 
     def may_change(self, option):
         return option != "patience"

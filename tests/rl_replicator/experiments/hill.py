@@ -68,7 +68,8 @@ class Hill:
     def options_from(self, plain):
         names = {field.name for field in dataclasses.fields(HillOptions)}
         known = {name: value for name, value in plain.items() if name in names}
-        return HillOptions(**{**known, "shape": Shape(**known["shape"])})
+        place = Path(known["run_dir"])
+        return HillOptions(**{**known, "run_dir": place, "shape": Shape(**known["shape"])})
 
     def train(self, options):
         if options.place < 0 and not (options.run_dir.parents[1] / "place_is_there").exists():
