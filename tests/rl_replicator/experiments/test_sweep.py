@@ -228,7 +228,8 @@ def test_worse_trials_are_stopped(tmp_path, run):
 
 @pytest.mark.processes
 def test_failures(tmp_path, run):
-    words = (HILL, "--search", "place=uniform(-3,-2)", "--run-dir", "s", "--parallel", "1")
+    words = (HILL, "--search", "place=uniform(-3,-2)", "--run-dir", "s", "--scheduler", "fifo")
+    words += ("--parallel", "1")
     # If no trial can run, the rest is not tried.
     status, output, errors = run(*words)
     assert status == 1 and [row["state"] for row in results(tmp_path / "s")] == ["failed"] * 3
