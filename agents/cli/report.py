@@ -51,14 +51,14 @@ def run(args: Sequence[str]) -> int:
     chosen = options.parse(ReportOptions, "rl-replicator report", args)
     # Imported after the options have been read, so that mistakes are reported immediately.
     from agents.reports import page, reading
-    from rl_replicator.runs import selection, whole_file
+    from rl_replicator.runs import atomic_file, selection
 
     found = reading.read(chosen.run_dirs, chosen.figure)
     if not found.runs:
         raise selection.none_left(found.left_out)
     text = page.render(found, 1e6 * chosen.film_megabytes)
     try:
-        with whole_file.replacing(chosen.out) as new:
+        with atomic_file.replacing(chosen.out) as new:
             new.write_text(text, "utf-8")
     except OSError as error:
         raise cannot_write(f"cannot write the report to {chosen.out}: {error}", error) from error

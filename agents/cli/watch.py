@@ -93,11 +93,11 @@ def run(args: Sequence[str]) -> int:
 def _write(chosen: Any, folder: str) -> float:
     """Writes the page; returns how many seconds that took."""
     from agents.reports import page, reading
-    from rl_replicator.runs import whole_file
+    from rl_replicator.runs import atomic_file
 
     started = time.monotonic()
     found = reading.read([chosen.run_dir], chosen.figure)
-    with whole_file.replacing(Path(folder) / "index.html") as new:
+    with atomic_file.replacing(Path(folder) / "index.html") as new:
         new.write_text(page.render(found, 1e6 * chosen.film_megabytes, chosen.refresh), "utf-8")
     return time.monotonic() - started
 

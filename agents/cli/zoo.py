@@ -28,7 +28,7 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from rl_replicator.cli import options
     from rl_replicator.errors import UsageError, cannot_write, check_option
-    from rl_replicator.runs import whole_file
+    from rl_replicator.runs import atomic_file
 
     @dataclasses.dataclass(frozen=True)
     class ZooOptions:
@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
             )
         named = _named(chosen.run_dirs)
         # It gets its name only once it is complete, so that a failed command can be repeated.
-        with whole_file.making_folder(chosen.out) as new:
+        with atomic_file.making_folder(chosen.out) as new:
             rows = [_added(run_dir, name, new, chosen) for name, run_dir in named.items()]
             (new / "README.md").write_text(_table(rows, chosen))
     except OSError as error:

@@ -10,7 +10,7 @@ import numpy as np
 from agents.datasets import minari_library
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from rl_replicator.errors import UsageError, cannot_write
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 
 
 def default_id(trainable: str, task: str) -> str:
@@ -74,7 +74,7 @@ def write(
     path = get_dataset_path(dataset_id)
     # It gets its name only once it is complete: an incomplete dataset could not be recognised.
     try:
-        with whole_file.making_folder(path) as new:
+        with atomic_file.making_folder(path) as new:
             return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
     except OSError as error:
         raise cannot_write(f"cannot write the dataset to {path}: {error}", error) from error

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pydantic
 
 from rl_replicator.errors import UsageError, cannot_write, check_option
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Parts:
           UsageError: if the file cannot be written.
         """
         try:
-            with whole_file.replacing(path) as new:
+            with atomic_file.replacing(path) as new:
                 new.write_bytes(_FORMAT.dump_json(self, indent=2))
         except OSError as error:
             raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error

@@ -15,7 +15,7 @@ import imageio.v2 as iio
 import numpy as np
 
 from rl_replicator.errors import DiskError, UsageError, cannot_write
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 
 if TYPE_CHECKING:
     from acme import core
@@ -85,7 +85,7 @@ def film(path: Path) -> Iterator[Show]:
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
-    partial = whole_file.beside(path, f".partial{path.suffix}")
+    partial = atomic_file.beside(path, f".partial{path.suffix}")
     with _creating(path):  # Before the episode is played: these errors come early.
         if path.is_dir():
             raise UsageError(f"--out: expected a file, got {path}, a folder; choose another")

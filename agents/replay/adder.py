@@ -149,7 +149,7 @@ class NStepTransitionAdder(base.Adder):
         else:
             # The window of an episode shorter than n steps is as long as all others in the table.
             for _ in range(missing if next_timestep.last() else 1):
-                self._writer.follow(self._observation)
+                self._writer.append_observation(self._observation)
         if next_timestep.last():
             while self._window:
                 self._write_window()

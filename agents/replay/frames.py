@@ -192,7 +192,7 @@ class FrameWriter(EpisodeWriter):
         for _ in range(self._layout.stack - 1):
             self._columns.append({"difference": zeros})
 
-    def follow(self, observation: np.ndarray) -> None:
+    def append_observation(self, observation: np.ndarray) -> None:
         """See `EpisodeWriter`."""
         self._columns.append({"difference": observation - self._first})
 

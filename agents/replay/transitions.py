@@ -40,7 +40,7 @@ class EpisodeWriter(abc.ABC):
         """Starts an episode with this observation."""
 
     @abc.abstractmethod
-    def follow(self, observation: np.ndarray) -> None:
+    def append_observation(self, observation: np.ndarray) -> None:
         """Takes the next observation, which completes no transition."""
 
     @abc.abstractmethod
@@ -152,7 +152,7 @@ class RowWriter(EpisodeWriter):
     def begin(self, observation: np.ndarray) -> None:
         """Does nothing: a row holds both of its observations."""
 
-    def follow(self, observation: np.ndarray) -> None:
+    def append_observation(self, observation: np.ndarray) -> None:
         """Does nothing."""
 
     def write(self, transition: types.Transition, steps: int, priority: float) -> None:

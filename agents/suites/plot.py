@@ -9,7 +9,7 @@ from typing import Any
 from agents.suites import results
 from agents.suites.anchors import Anchors
 from agents.suites.results import ResultRow
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 
 _BAR = "#4c72b0"
 
@@ -39,7 +39,7 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.invert_yaxis()
-    with whole_file.replacing(path) as new:
+    with atomic_file.replacing(path) as new:
         figure.savefig(new, format="png")
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 
@@ -47,7 +47,7 @@ class MLflowTracker:
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
         begun = self._client.create_run(experiment, tags=_commit(), run_name=run.name)
         self._run_id = begun.info.run_id
-        with whole_file.replacing(stored) as new:  # A kill here must not leave an empty id.
+        with atomic_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(self._run_id)
         for name, value in flat(options_used(run.config())).items():
             name = _REFUSED.sub("_", name)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory
@@ -257,7 +257,7 @@ def draw(panels: Sequence[Panel], output: Path) -> None:
         _draw_panel(axes, panel)
     for axes in places[len(panels) :]:
         axes.set_visible(False)
-    with whole_file.replacing(output) as new:
+    with atomic_file.replacing(output) as new:
         canvas.savefig(new, format="png")
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError, cannot_write
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.plain_data import as_stored, to_plain
 
 # The value of a setting that is determined at the start of a run.
@@ -238,7 +238,7 @@ class RunDirectory:
             **({} if score is None else {"score": score}),
         }
         try:
-            with whole_file.replacing(self.path / _CONFIG) as new:
+            with atomic_file.replacing(self.path / _CONFIG) as new:
                 new.write_text(json.dumps(config, indent=2) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.run_directory import RunDirectory
 
 _PROJECT = "rl-replicator"
@@ -87,6 +87,6 @@ def _id_of(run_dir: Path) -> str:
     """
     stored = run_dir / _RUN_ID
     if not stored.exists():
-        with whole_file.replacing(stored) as new:  # A kill here must not leave an empty id.
+        with atomic_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(secrets.token_hex(8))
     return stored.read_text()

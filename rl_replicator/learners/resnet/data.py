@@ -99,7 +99,7 @@ class MemoryImages(Images):
         labels = tf.constant(self._data.train_labels)
 
         def load(index: tf.Tensor, variation: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return self.vary(tf.gather(images, index), variation), tf.gather(labels, index)
+            return self.augment(tf.gather(images, index), variation), tf.gather(labels, index)
 
         return _prefetched(context.shard(batches).map(load, tf.data.AUTOTUNE))
 
@@ -108,9 +108,9 @@ class MemoryImages(Images):
         size = context.per_replica_batch_size(global_batch_size)
         return _prefetched(context.shard(data.batch(size)))
 
-    def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
-        """Augments training images; see the function `vary`. May be overridden."""
-        return vary(images, variation)
+    def augment(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
+        """Augments training images; see the function `augment`. May be overridden."""
+        return augment(images, variation)
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns shuffled indices of all examples, each with three random numbers in [0, 1)."""
@@ -242,7 +242,7 @@ def load(
     return records(folder, config.image_size, config.seed)
 
 
-def vary(images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
+def augment(images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
     """Shifts each image by up to four pixels in each direction, and flips half of the images.
 
     Args:

@@ -11,7 +11,7 @@ from rl_replicator.learners.resnet import data
 class _Small(data.MemoryImages):
     """Images in memory, without shifts and flips."""
 
-    def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
         return images
 
 

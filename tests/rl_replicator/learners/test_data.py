@@ -115,7 +115,7 @@ def test_the_order_does_not_depend_on_replicas(small, num_replicas, num_pipeline
 
 
 def test_an_epoch_has_every_image_once(small, monkeypatch):
-    monkeypatch.setattr(data, "vary", lambda images, variation: images)
+    monkeypatch.setattr(data, "augment", lambda images, variation: images)
     images, _ = parts(small, 0, 20, 1, 1, 5)
     first, second = images[:50, 0, 0, 0], images[50:, 0, 0, 0]
     np.testing.assert_array_equal(np.sort(first), np.arange(50))
@@ -135,11 +135,11 @@ def test_a_resumed_run_goes_on_with_what_was_left(request, kind, start):
 
 def test_variation():
     image = tf.constant(np.arange(1, 31).reshape(1, 5, 6, 1), tf.uint8)
-    kept = data.vary(image, tf.constant([[0.5, 0.5, 0.9]]))
+    kept = data.augment(image, tf.constant([[0.5, 0.5, 0.9]]))
     np.testing.assert_array_equal(kept, image)
-    flipped = data.vary(image, tf.constant([[0.5, 0.5, 0.1]]))
+    flipped = data.augment(image, tf.constant([[0.5, 0.5, 0.1]]))
     np.testing.assert_array_equal(flipped, image[:, :, ::-1])
-    shifted = data.vary(image, tf.constant([[0.0, 0.99, 0.9]]))[0, :, :, 0].numpy()
+    shifted = data.augment(image, tf.constant([[0.0, 0.99, 0.9]]))[0, :, :, 0].numpy()
     want = np.zeros([5, 6])
     want[4, :2] = [5, 6]  # Four down, four to the left.
     np.testing.assert_array_equal(shifted, want)
