@@ -86,7 +86,8 @@ def as_stored(config: Any, group: str = "") -> Any:
     stored = from_plain(type(config), to_plain(config), group=group)
     for field in dataclasses.fields(config):
         value, rebuilt = getattr(config, field.name), getattr(stored, field.name)
-        value = tuple(value) if isinstance(value, list) and isinstance(rebuilt, tuple) else value
+        if isinstance(value, list | tuple) and isinstance(rebuilt, list | tuple):
+            value = type(rebuilt)(value)
         if value != rebuilt and value == value:  # NaN differs from itself.
             raise ConfigError(
                 f"expected a type that config.json can restore for '{group}{field.name}', got "

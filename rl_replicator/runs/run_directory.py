@@ -437,12 +437,14 @@ def choose(
             )
         yield found
     else:
+        made = [folder for folder in (root, *root.parents) if not os.path.exists(folder)]
         run = _new(root, base)
         try:
             yield run
         except BaseException:
-            with contextlib.suppress(OSError):  # It is not empty.
-                run.path.rmdir()
+            for folder in (run.path, *made):
+                with contextlib.suppress(OSError):  # It is not empty.
+                    folder.rmdir()
             raise
 
 

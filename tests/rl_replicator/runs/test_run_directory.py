@@ -72,7 +72,7 @@ def test_runs_on_a_disk_that_is_not_there(tmp_path):
 def test_a_run_that_is_refused_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="refused"), new(tmp_path / "runs"):
         raise UsageError("refused")
-    assert not any((tmp_path / "runs").iterdir())
+    assert not any(tmp_path.iterdir())
     with pytest.raises(UsageError, match="failed"), new(tmp_path / "runs") as run:
         run.describe("agent", {}, {})
         raise UsageError("failed")
