@@ -37,8 +37,6 @@ _LOG = logging.getLogger(__name__)
 
 _TEMPORARY = ".saving-"
 _DAMAGED = "damaged-"
-# Name of the error that TensorFlow raises if there is no space.
-_FULL = "ResourceExhaustedError"
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 
 
@@ -213,12 +211,12 @@ class Checkpointer:
         except BaseException as error:
             needed = max(_size(temporary), _size(folders[-1]) if folders else 0)
             shutil.rmtree(temporary, ignore_errors=True)
-            if not _is_disk_error(error):
+            if not isinstance(error, OSError):
                 raise
             remedy = "; check the disk and its permissions"
-            if _is_over_limit(error):
+            if error.errno == errno.EFBIG:
                 remedy = "; raise the limit on the size of a file (ulimit -f)"
-            elif _is_disk_full(error):
+            elif errors.is_disk_full(error):
                 free = _free(self._directory)
                 remedy = f" (at least {needed} bytes needed, {free} free); free some space"
             raise errors.CheckpointDiskError(
@@ -434,31 +432,3 @@ def _free(folder: pathlib.Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _is_disk_error(error: BaseException) -> bool:
-    # TensorFlow's file errors are not OSErrors. Compares names, to avoid importing TensorFlow.
-    return (
-        isinstance(error, OSError)
-        or _is_over_limit(error)
-        or (
-            type(error).__module__.startswith("tensorflow")
-            and type(error).__name__
-            in (_FULL, "DataLossError", "PermissionDeniedError", "UnknownError")
-        )
-    )
-
-
-def _is_over_limit(error: BaseException) -> bool:
-    """Returns whether a file would have exceeded the user's or the file system's size limit."""
-    if isinstance(error, OSError):
-        return error.errno == errno.EFBIG
-    # TensorFlow uses the same type of error for the end of a dataset.
-    return type(error).__name__ == "OutOfRangeError" and os.strerror(errno.EFBIG) in str(error)
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """Returns whether a disk error means that there is no space."""
-    if isinstance(error, OSError):
-        return errors.is_disk_full(error)
-    return type(error).__name__ == _FULL

@@ -1,12 +1,11 @@
 """Parts of a checkpoint: TensorFlow objects, inputs, and plain state."""
 
 import collections
-import contextlib
 import dataclasses
 import json
-import os
+import math
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from rl_replicator.checkpoints import manifest, plain_state
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_NOTHING = "no_variables"
 _FILE = "variables"
 _STATE = "state.json"
 
@@ -27,7 +24,7 @@ class TrackablePart:
     """Models, optimizers and variables of any replicator.
 
     Finds the variables as `tf.train.Checkpoint(**trackables)` does, and writes their plain values
-    under the same names. So any replicator can restore what another one saved. With several
+    under their paths. So any replicator can restore what another one saved. With several
     processes, the chief may save alone, and all processes restore.
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
@@ -133,30 +130,29 @@ class TrackablePart:
           CheckpointError: if a variable does not match (names the first one), or if the saved
             variables cannot be read.
         """
-        _, others = self._check_present(folder)
-        for name, there in sorted(others.items()):
+        present, saved = self._read(folder)
+        for name in sorted(saved.keys() - present.keys()):
+            there = f"{saved[name].dtype.name} {list(saved[name].shape)}"
             raise _mismatch(folder, name, "no such variable", there)
 
-    def _check_present(self, folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Checks that every variable was saved with its shape and dtype.
+    def _read(self, folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Reads the saved values, and checks that every variable has one of its shape and dtype.
 
         Returns:
-          The variables, by the names under which they were saved, and descriptions of the saved
-          variables that do not exist here, by name.
+          The variables, and all saved values, by name.
         """
-        import tensorflow as tf
-
-        with _SavedValues(folder) as reader:
-            saved = reader.specs()
-        present = self.variables()
+        saved, present = VariableValues.read(folder), self.variables()
         for name, variable in present.items():
-            here = tf.TensorSpec(variable.shape, variable.dtype.base_dtype)
+            here = f"{variable.dtype.base_dtype.name} {_shape(variable)}"
             if name not in saved:
-                raise _mismatch(folder, name, _describe(here), "no such variable")
-            if not here.is_compatible_with(saved[name]):
-                raise _mismatch(folder, name, _describe(here), _describe(saved[name]))
-        others = {name: _describe(there) for name, there in saved.items() if name not in present}
-        return present, others
+                raise _mismatch(folder, name, here, "no such variable")
+            value = saved[name]
+            if (
+                value.dtype != variable.dtype.as_numpy_dtype
+                or not variable.shape.is_compatible_with(value.shape)
+            ):
+                raise _mismatch(folder, name, here, f"{value.dtype.name} {list(value.shape)}")
+        return present, saved
 
     def restore(self, folder: pathlib.Path) -> None:
         """Assigns the saved values to all variables.
@@ -170,10 +166,9 @@ class TrackablePart:
         from rl_replicator.checkpoints import values
 
         self.check(folder)
-        present, _ = self._check_present(folder)
-        with _SavedValues(folder) as saved:
-            for name, variable in present.items():
-                values.write(name, variable, saved.value(name))
+        present, saved = self._read(folder)
+        for name, variable in present.items():
+            values.write(name, variable, saved[name])
 
     def variables(self) -> dict[str, Any]:
         """Returns all variables by their shortest path, the name that TensorFlow gives them.
@@ -227,23 +222,42 @@ class VariableValues:
         Raises:
           CheckpointError: if they cannot be read.
         """
-        with _SavedValues(folder) as saved:
-            return {name: saved.value(name) for name in saved.specs()}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes the values. See `Part.save`."""
         import tensorflow as tf
 
-        tensors: Mapping[str, Any] = {name + _VALUE: x for name, x in self._values.items()}
-        if not tensors:  # Without tensors, TensorFlow writes no files. Readers ignore this one.
-            tensors = {_NOTHING: True}
-        with tf.device("/cpu:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(folder / _FILE),
-                tensor_names=[*tensors],
-                shape_and_slices=[""] * len(tensors),
-                tensors=[tf.constant(value) for value in tensors.values()],
-            )
+        values = {}
+        try:
+            with (folder / _FILE).open("rb") as file:
+                for name, (type_name, shape) in json.loads(file.readline()).items():
+                    dtype = np.dtype(tf.as_dtype(type_name).as_numpy_dtype)
+                    data = file.read(math.prod(shape) * dtype.itemsize)
+                    values[name] = np.frombuffer(data, dtype).reshape(shape)
+        except (OSError, ValueError) as error:
+            raise errors.CheckpointError(
+                f"cannot read the variables in {folder}: {manifest.first_line(error)}; try again, "
+                "or remove the checkpoint's folder to use the previous checkpoint"
+            ) from error
+        return values
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes a line of JSON, with the dtype and shape of each variable, and then the values.
+
+        Args:
+          folder: see `Part.save`.
+
+        Raises:
+          CheckpointError: if a variable holds strings.
+        """
+        header = {name: (x.dtype.name, x.shape) for name, x in self._values.items()}
+        for name, (type_name, _) in header.items():
+            if type_name == "object":
+                raise errors.CheckpointError(
+                    f"expected variables of numbers to save, got strings in {name!r}; save them in "
+                    "a JsonPart"
+                )
+        with (folder / _FILE).open("wb") as file:
+            file.write(json.dumps(header).encode() + b"\n")
+            for value in self._values.values():
+                file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Raises `CheckpointError`, because values have no variables to restore."""
@@ -263,67 +277,6 @@ class VariableValues:
             if is_float and not np.isfinite(value).all():
                 return name
         return None
-
-
-class _SavedValues:
-    """Reads the values in a folder that `VariableValues.save` wrote; a context manager.
-
-    TensorFlow takes the path of the files as a pattern and finds none in a folder such as
-    "lr=[1e-3]", although it has written them there. So it gets a path by way of the opened folder's
-    file descriptor.
-    """
-
-    def __init__(self, folder: pathlib.Path):
-        """Stores the folder."""
-        self._folder = folder
-        self._reader: Any = None
-        self._descriptor = -1
-
-    def __enter__(self) -> "_SavedValues":
-        """Opens the folder, which stays open: the reader opens files when values are read."""
-        import tensorflow as tf
-
-        with self._reading():
-            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                opened = f"/proc/self/fd/{self._descriptor}"
-                self._reader = tf.train.load_checkpoint(f"{opened}/{_FILE}")
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Closes the folder."""
-        os.close(self._descriptor)
-
-    def specs(self) -> "dict[str, tf.TensorSpec]":
-        """Returns shapes and dtypes by name of the variable."""
-        import tensorflow as tf
-
-        dtypes = self._reader.get_variable_to_dtype_map()
-        return {
-            name.removesuffix(_VALUE): tf.TensorSpec(shape, dtypes[name])
-            for name, shape in self._reader.get_variable_to_shape_map().items()
-            if name.endswith(_VALUE)
-        }
-
-    def value(self, name: str) -> np.ndarray:
-        """Returns the value of a variable."""
-        with self._reading():
-            return self._reader.get_tensor(name + _VALUE)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        import tensorflow as tf
-
-        try:
-            yield
-        except (OSError, tf.errors.OpError) as error:
-            raise errors.CheckpointError(
-                f"cannot read the variables in {self._folder}: {manifest.first_line(error)}; try "
-                "again, or remove the checkpoint's folder to use the previous checkpoint"
-            ) from error
 
 
 class TrackableSubset(TrackablePart):
@@ -355,7 +308,7 @@ class TrackableSubset(TrackablePart):
           CheckpointError: if a variable was not saved, or was saved with another shape or dtype
             (names the first one), or if the saved variables cannot be read.
         """
-        self._check_present(folder)
+        self._read(folder)
 
 
 class InputPart:
@@ -400,8 +353,8 @@ class InputPart:
 class JsonPart:
     """State made of JSON types and NumPy arrays, such as counters and random states.
 
-    State that could not be restored exactly is rejected: dicts with keys other than strings, arrays
-    of objects, structured arrays.
+    State that could not be restored exactly is rejected, such as dicts with keys other than strings
+    and arrays of objects.
     """
 
     def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]):
@@ -450,8 +403,8 @@ class _Text:
         (folder / _STATE).write_text(self.text, encoding="utf-8")
 
 
-def _describe(spec: Any) -> str:
-    return f"{spec.dtype.name} {list(spec.shape)}"
+def _shape(variable: Any) -> list[int | None]:
+    return variable.shape.as_list()
 
 
 def _check_trackable(trackables: Mapping[str, Any]) -> None:

@@ -174,7 +174,8 @@ class LARS(_Scheduled):
             weight, gradient = (tf.norm(tf.cast(x, dtype)) for x in (w, g))
             ratio = trust_ratio(weight, gradient, self._weight_decay, self._trust)
             rate *= tf.cast(ratio, g.dtype)
-            g += self._weight_decay * w
+            if self._weight_decay:  # On a mesh, a product with 0 has the shape of the whole weight.
+                g += self._weight_decay * w
         v.assign(self._momentum * v + rate * slots.in_layout_of(w, g))
         w.assign_sub(v)
 

@@ -247,6 +247,9 @@ class _Sonnet(Wrapped, snt.Optimizer):
             inner = _seen_by_replica(inner)
         is_known = type(inner).__module__.partition(".")[0] in _WITHOUT_AUTOGRAPH
         (inner.apply if is_known else autograph.converted(inner.apply))(updates, targets)
+        for update, target in zip(updates, targets, strict=True):
+            if update is not None and target.constraint is not None:  # As Keras' optimizers do.
+                target.assign(target.constraint(target))
 
 
 class _Keras(Wrapped, tf.keras.optimizers.Optimizer):

@@ -1,6 +1,5 @@
 """Sums over finite data that count every example exactly once."""
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,6 @@ class EvaluationStep:
     def __call__(self) -> Any:
         """Reads the data once, from its beginning, even after an interrupted evaluation.
 
-        If an asynchronous worker is lost in the meantime, the evaluation starts over once the
-        worker is back.
-
         Returns:
           The sums over all examples, the same in every process: the nest that `sums_fn` returns,
           with NumPy arrays of float64 and int64 as leaves. None stays None.
@@ -43,18 +39,8 @@ class EvaluationStep:
         Raises:
           ConfigError: if there is no data.
           StepCancelled: if `cancel` was called.
-          WorkerLost: if a worker is lost and does not come back.
+          WorkerLost: if an asynchronous worker was lost in the meantime.
         """
-        while True:
-            num_steps, totals = self._pass()
-            if self._inputs.is_whole_pass(num_steps):
-                return totals
-            logging.getLogger(__name__).warning(
-                "a worker was lost during an evaluation, which begins again"
-            )
-
-    def _pass(self) -> tuple[int, Any]:
-        """Returns the number of steps that had data, and the sums of their outputs."""
         self._host.synchronize()  # Steps of an interrupted evaluation may still be running.
         self._inputs.restart()
         num_steps = 0
@@ -72,7 +58,12 @@ class EvaluationStep:
             raise errors.ConfigError(
                 "expected data to evaluate on, got none; check what input_fn reads"
             )
-        return num_steps, tf.nest.pack_sequence_as(nest, totals)
+        if self._inputs.position != num_steps:
+            raise errors.WorkerLost(
+                "expected every row of the data once, but a worker was lost during the evaluation; "
+                "evaluate again"
+            )
+        return tf.nest.pack_sequence_as(nest, totals)
 
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Callable from any thread."""

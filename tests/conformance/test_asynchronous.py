@@ -40,7 +40,6 @@ CONTRACT = (
     "checkpoints_go_from_and_to_one_device",
     "a_checkpoint_of_a_run_is_a_snapshot",
     "a_killed_worker_comes_back",
-    "an_evaluation_counts_once_what_a_killed_worker_has_read",
     "a_killed_server",
 )
 

@@ -144,23 +144,6 @@ class WorkerInputs(inputs_lib.Inputs):
         if generation == self.generation:
             self._ended.add(worker)
 
-    def is_whole_pass(self, num_steps: int) -> bool:
-        """See `Inputs.is_whole_pass`.
-
-        If a worker died during a call, the call's rows may be counted although its outputs never
-        arrived.
-        """
-        with self._schedule.news:
-            missing = tuple(i for i in range(self.num_workers) if i not in self._ended)
-        if missing:
-            raise errors.WorkerLost(
-                "expected every worker to read its part of the data, but "
-                f"{', '.join(f'worker {i}' for i in missing)} did not; restart it at its address, "
-                "or restart the whole group from its last checkpoint",
-                missing,
-            )
-        return self.position == num_steps
-
     def is_over(self, given_up: set[int]) -> bool:
         """Returns whether the data of all workers has ended.
 
@@ -214,9 +197,6 @@ class WorkerDatasets(WorkerInputs):
         # A worker may have to wait for data of unknown length only, such as that of an empty replay
         # table.
         self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
-        # How often each worker has opened its data since the last restart.
-        with tf.init_scope(), tf.device(places["home"]):
-            self._num_openings = tf.Variable(tf.zeros_like(self._position), trainable=False)
         self._pad_to = pad_to
         self._spec = self._source_spec
         if pad_to is not None:
@@ -227,16 +207,6 @@ class WorkerDatasets(WorkerInputs):
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True))
         status_spec = tf.TensorSpec([], tf.int32)
         self.argument_specs = (tf.data.IteratorSpec((status_spec, *self.specs)),)
-
-    def restart(self) -> None:
-        super().restart()
-        self._num_openings.assign(tf.zeros_like(self._num_openings))
-
-    def is_whole_pass(self, num_steps: int) -> bool:
-        is_whole = super().is_whole_pass(num_steps)
-        # Data that was opened again may have been read twice, if its length is unknown or it is
-        # shuffled.
-        return is_whole and int(self._num_openings.numpy().max()) <= 1
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         (iterator,) = arguments
@@ -259,7 +229,6 @@ class WorkerDatasets(WorkerInputs):
             data = tf.data.experimental.from_variant(
                 tf.raw_ops.DatasetFromGraph(graph_def=graph), self._source_spec
             )
-            self._num_openings.scatter_add(tf.IndexedSlices(tf.ones([], tf.int64), worker))
             rows = self._with_status(data.skip(tf.gather(begin, worker)))
             return self._with_ticks(rows) if self._may_wait else rows
 

@@ -152,18 +152,6 @@ class Inputs(abc.ABC):
         """Number of rows used since the beginning of the data, by all steps on this input."""
         return int(self._position.numpy())
 
-    def is_whole_pass(self, num_steps: int) -> bool:
-        """Whether the steps from the last `restart` to the end of the data used each row once.
-
-        Args:
-          num_steps: number of steps that have returned outputs.
-
-        Raises:
-          WorkerLost: if a part of the data cannot be read any more.
-        """
-        del num_steps
-        return True
-
     @abc.abstractmethod
     def go_to(self, position: int) -> None:
         """Starts at a later row, as if those before it had been used.
@@ -181,10 +169,7 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def restart(self) -> None:
-        """Starts again at the first row, whether or not all data was used.
-
-        A step that is waiting for a row raises `StepCancelled`.
-        """
+        """Starts again at the first row, even if data is left. No step may be running."""
 
     @abc.abstractmethod
     def start(self) -> None:

@@ -59,9 +59,6 @@ class DatasetInputs(contract.Inputs):
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
-        # The queue from before a restart. It is kept because a step that still waits for it must
-        # find it closed, not freed.
-        self._old_queue: tf.queue.FIFOQueue | None = None
         # If unused rows are kept, holds the entry that a cancelled step has taken.
         self._unused: tf.queue.FIFOQueue | None = None
         self._mover = self._new_mover()
@@ -74,9 +71,7 @@ class DatasetInputs(contract.Inputs):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        with self._lock:  # Another thread may have restarted the input since `start`.
-            self.start()
-            return (self._queue.queue_ref,)
+        return (self._queue.queue_ref,)
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         (queue,) = arguments
@@ -139,30 +134,16 @@ class DatasetInputs(contract.Inputs):
         if self._pump is not None:
             return
         with self._lock:
-            if self._is_closed:
-                raise contract.closed()
-            if self._pump is None:
-                if self._finalizer is not None:  # From before a restart.
-                    self._finalizer.detach()
-                # Frees the rows from before a restart. If this happened earlier, a step that has
-                # taken a row's entry would wait for the row's tensors, and nothing could interrupt
-                # it.
-                self._rows.clear()
-                self._old_queue = None
-                # Assigned again, because a call that continued after `restart` has counted rows.
-                self._position.assign(self._first)
-                try:
-                    self._pump = pump_lib.Pump(self._mover, self._queue)
-                    self._finalizer = weakref.finalize(
-                        self, pump_lib.close_later, self._pump, self._rows
-                    )
-                    self._finalizer.atexit = False
-                    self._pump.start(self._first)
-                except BaseException:  # An interrupt: the thread may or may not be running.
-                    self._leave_pump()
-                    raise
-                if self._is_closed:  # A signal handler closed the input before the pump existed.
-                    self._pump.close()
+            try:
+                self._pump = pump_lib.Pump(self._mover, self._queue)
+                self._finalizer = weakref.finalize(
+                    self, pump_lib.close_later, self._pump, self._rows
+                )
+                self._finalizer.atexit = False
+                self._pump.start(self._first)
+            except BaseException:  # An interrupt: the thread may or may not be running.
+                self._leave_pump()
+                raise
 
     def restart(self) -> None:
         with self._lock:
@@ -190,11 +171,8 @@ class DatasetInputs(contract.Inputs):
         return self._end
 
     def failure(self, error: Exception) -> Exception:
-        if isinstance(error, tf.errors.OutOfRangeError):
-            if self._queue.is_closed():
-                return self._own_error() or contract.closed()
-            if "is closed and has insufficient elements" in str(error):
-                return errors.StepCancelled("the input was restarted while the step waited for it")
+        if isinstance(error, tf.errors.OutOfRangeError) and self._queue.is_closed():
+            return self._own_error() or contract.closed()
         return error
 
     def num_ready(self) -> int:
@@ -214,13 +192,14 @@ class DatasetInputs(contract.Inputs):
 
     def _leave_pump(self) -> None:
         """Abandons the rows that were read ahead, with the queue and pump that hold them."""
-        # Before the queue is closed: a step that finds it closed starts over immediately, in its
-        # own thread.
         pump, self._pump = self._pump, None
         if pump is None:
             return
-        self._old_queue, self._queue = self._queue, self._new_queue()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         pump.close()
+        self._rows.clear()
+        self._queue = self._new_queue()
         if self._unused is not None and self._unused.size() > 0:
             self._unused.dequeue()
         for _ in range(self._num_cancels):

@@ -10,7 +10,6 @@ from pathlib import Path
 import dm_env
 import numpy as np
 import pytest
-import tensorflow as tf
 from dm_env import specs
 
 import environments
@@ -18,6 +17,7 @@ from agents.d4pg import D4PGConfig
 from agents.deterministic.episode import SavedEpisode
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import VariableValues
 from rl_replicator.errors import CheckpointError, ConfigError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.deterministic import interrupting
@@ -58,8 +58,7 @@ def finish(process):
 def state(run_dir):
     """Hashes of everything that a run has learned and seen, by name."""
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
-    reader = tf.train.load_checkpoint(str(checkpoint / "learner" / "variables"))
-    found = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    found = VariableValues.read(checkpoint / "learner")
     for path in (
         *("replay/rows.npy", "replay/weights.npy", "replay/state.json"),
         *("episode/state.json", "exploration/state.json"),

@@ -196,6 +196,6 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     with saves:
         saves.tick()
     assert Checkpointer(program_folder(run.path)).latest() == newest, "it has not moved"
-    (newest.path / "learner" / "variables.index").write_bytes(b"damaged")
+    (newest.path / "learner" / "variables").write_bytes(b"damaged")
     assert continued(run) == 2
     assert "the learner continues from the newest checkpoint: " in caplog.text

@@ -421,7 +421,6 @@ def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path
 
 
 def test_a_limit_on_the_size_of_a_file(saved, tmp_path):
-    """TensorFlow writes the variables, and Python the rest."""
     variables = parts.TrackablePart(v=tf.Variable(tf.zeros([500_000])))
     before, limits = names(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))

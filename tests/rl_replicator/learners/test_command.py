@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import VariableValues
 from rl_replicator.cli import main
 from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
@@ -62,11 +63,8 @@ def finish(process, status=0):
 
 
 def weights(run):
-    import tensorflow as tf
-
     path = Checkpointer(run / "checkpoints").latest().path
-    reader = tf.train.load_checkpoint(str(path / "learner" / "variables"))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    return VariableValues.read(path / "learner")
 
 
 @pytest.mark.timeout(300)

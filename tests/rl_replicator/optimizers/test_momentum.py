@@ -105,3 +105,23 @@ def test_missing_gradients_are_skipped():
     optimizer = momentum.LARS(rate, networks.decayed)
     optimizer.apply([None, tf.constant([[1.0]])], [a, b])
     assert a.numpy() == 1.0 and b.numpy() != 1.0
+
+
+def test_lars_without_decay_on_a_split_weight():
+    replicator = rr.MeshReplicator({"model": 2}, {r"split": ("none", "model")})
+    w = np.array([[3.0, 4.0]], np.float32)  # |w| = 5
+    with replicator.scope():
+        split = tf.Variable(w, name="split")
+        optimizer = replicator.wrap_optimizer(
+            momentum.LARS(lambda step: tf.constant(0.1), networks.decayed, trust=0.01)
+        )
+    replicator.build_optimizer(optimizer, [split])
+
+    def step_fn(x):
+        optimizer.apply([tf.constant([[0.0, 2.0]])], [split])
+        return x
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(1.0))
+    replicator.replicate(step_fn, inputs)()
+    ratio = 0.01 * 5 / 2
+    np.testing.assert_allclose(split, w - 0.1 * ratio * np.array([[0.0, 2.0]]), rtol=1e-6)

@@ -609,3 +609,20 @@ def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
     for others in ([second, first], [first]):
         with pytest.raises(rr.ConfigError, match=r"\(first:0, second:0\), got .*one optimizer for"):
             replicator(1).build_optimizer(optimizer, others)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["sonnet sgd", "fused adam", "keras sgd"])
+def test_constraints_of_variables_hold(name, count):
+    chosen = replicator(count)
+    with chosen.scope():
+        weight = tf.Variable([0.01, 5.0], constraint=tf.keras.constraints.NonNeg())
+        optimizer = chosen.wrap_optimizer(OPTIMIZERS[name]())
+
+    def step_fn(batch):
+        optimizer.apply([tf.constant([3.0, 1.0])], [weight])
+
+    chosen.replicate(step_fn, chosen.make_inputs(batches), 2)()
+    for copy in getattr(weight, "values", (weight,)):
+        first, second = copy.numpy()
+        assert first == 0.0 and 0.0 < second < 5.0

@@ -1,7 +1,6 @@
 """What other threads, signals and interrupts may do to an input, at the worst moments."""
 
 import concurrent.futures
-import contextlib
 import gc
 import threading
 import time
@@ -27,45 +26,6 @@ def empty():
     """Returns data that waits for the elements of an empty queue, and the queue."""
     source = tf.queue.FIFOQueue(10, tf.int64)
     return tf.data.Dataset.range(10).map(lambda _: source.dequeue()), source
-
-
-def test_a_step_that_begins_in_the_middle_of_a_restart_gets_the_first_row(monkeypatch):
-    inputs, step = make(tf.data.Dataset.range(100))
-    assert int(step()) == 0
-    # Patches the object, not the class: a function that is taken out of a class may be called once
-    # more while what it refers to, and with it the input, is freed.
-    pump, calls = inputs._pump, []
-    close = pump.close
-
-    def close_and_begin():
-        close()
-        if not calls:
-            calls.append(step.begin())
-            time.sleep(0.5)  # Until it waits for a row, if it does not wait for the restart.
-
-    monkeypatch.setattr(pump, "close", close_and_begin)
-    inputs.restart()
-    assert int(calls[0].result(60)) == 0
-    assert int(step()) == 1
-    inputs.close()
-
-
-def test_a_step_gets_rows_if_the_input_is_restarted_just_after_it_was_started(monkeypatch):
-    inputs, step = make(tf.data.Dataset.range(100))
-    assert int(step()) == 0
-    start, others = inputs.start, [inputs.restart]
-
-    def start_and_restart():
-        start()
-        if others:
-            other = threading.Thread(target=others.pop())
-            other.start()
-            other.join(5)  # It waits if the lock is held.
-
-    monkeypatch.setattr(inputs, "start", start_and_restart)
-    with contextlib.suppress(rr.StepCancelled):  # Restarted a moment later.
-        assert int(step.begin().result(60)) in (0, 1)
-    inputs.close()
 
 
 def test_one_input_that_cannot_be_closed_leaves_the_others(caplog):
@@ -130,20 +90,6 @@ def test_closing_in_the_middle_of_tracing_closes_now():
         waiting.result(60)
     pump.join(60)
     assert not pump.is_alive()
-    source.close()
-
-
-def test_closing_an_input_that_starts_ends_its_thread(monkeypatch):
-    """A signal handler runs in the thread that starts it."""
-    data, source = empty()
-    before = set(threading.enumerate())
-    inputs, step = make(data)
-    monkeypatch.setattr(inputs._rows, "clear", inputs.close)
-    with pytest.raises(rr.EndOfData, match="closed"):
-        step.begin().result(60)
-    for pump in pumps_since(before):
-        pump.join(60)
-        assert not pump.is_alive()
     source.close()
 
 

@@ -340,35 +340,6 @@ def test_the_last_call_takes_the_steps_that_are_left(name):
     assert count.numpy() == inputs.position == 5
 
 
-@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
-def test_restart_while_a_step_waits(name):
-    """The rows that were read ahead, and the thread that read them, are abandoned."""
-    replicator = rr.make(name)
-    release = threading.Event()
-
-    def numbers():
-        for i in range(100):
-            if i == 8:
-                release.wait(60)
-            yield i
-
-    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
-    inputs = replicator.make_inputs(lambda context: data)
-    step = replicator.replicate(lambda x: x, inputs, 100)
-    waiting = step.begin()
-    while inputs.position < 8 // replicator.num_replicas:
-        time.sleep(0.01)
-    inputs.restart()
-    with pytest.raises(rr.StepCancelled, match="restarted"):
-        waiting.result(60)
-    release.set()
-    first = replicator.replicate(lambda x: x, inputs)
-    for k in range(10):
-        got = replicator.gather(first()).tolist()
-        assert got == [k * replicator.num_replicas + i for i in range(replicator.num_replicas)]
-    assert inputs.position == 10
-
-
 def test_a_closed_input_gives_no_more_rows():
     replicator = rr.SingleDeviceReplicator()
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(100))
