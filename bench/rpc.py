@@ -2,10 +2,10 @@
 
     python -m bench.rpc
 
-Both servers are processes of this machine, reached over TCP. A server's speed varies more from
-start to start than between the two kinds, so three pairs of servers are measured, each in all
-rounds. Raw gRPC sends 10 MB of prepared bytes, or an array that it must convert to bytes, as ours
-does. The last sides call a service in a thread of this process.
+Both servers are processes of this machine; ours is reached over a Unix socket, the other over TCP.
+A server's speed varies more from start to start than between the two kinds, so three pairs of
+servers are measured, each in all rounds. Raw gRPC sends 10 MB of prepared bytes, or an array that
+it must convert to bytes, as ours does. The last sides call a service in a thread of this process.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import traceback
+import types
 from typing import Any
 
 from launchpad.pickles import by_value
@@ -22,7 +23,15 @@ class ProgramStoppedError(LaunchpadError):
 
 
 class StatusNotOk(LaunchpadError):  # noqa: N818 - upstream's name
-    """A remote call failed. This is upstream's name, for programs that catch it; see `courier`."""
+    """A remote call failed: upstream's name and codes, for programs that catch it.
+
+    An exception of a server's method is raised in the client as one of its own class and of this.
+
+    Attributes:
+      code: Number of the status, as in absl and gRPC.
+    """
+
+    code = 2  # Unknown.
 
 
 class CourierError(StatusNotOk):
@@ -32,13 +41,19 @@ class CourierError(StatusNotOk):
 class CourierUnavailableError(CourierError):
     """The server could not be reached, or went away during the call."""
 
+    code = 14
+
 
 class CourierDeadlineError(CourierError, TimeoutError):
     """The call took longer than its deadline."""
 
+    code = 4
+
 
 class CourierAuthenticationError(CourierError):
     """Client and server have different secrets, such as those of different programs."""
+
+    code = 16
 
 
 class RemoteError(CourierError):
@@ -182,6 +197,31 @@ def _restore(
     base.__init__(error, *args)
     error.__setstate__(state)
     return error
+
+
+def as_status(error: Exception) -> Exception:
+    """Returns `error` as an exception of its own class that is a StatusNotOk, too.
+
+    If that is impossible, because of what its class does, it is returned as it is.
+    """
+    kind = type(error)
+    if isinstance(error, StatusNotOk):
+        return error
+    bases = (StatusNotOk,) if issubclass(StatusNotOk, kind) else (kind, StatusNotOk)
+    members = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__reduce__": lambda self: (as_status, (error,)),  # The class has no importable name.
+    }
+    base: Any = kind
+    while base.__module__ != "builtins":
+        base = base.__base__
+    try:
+        both = types.new_class(kind.__name__, bases, {}, lambda scope: scope.update(members))
+        found: Any = _restore(base, both, *base.__reduce__(error)[1:])
+        return found if _messages(found) == _messages(error) else error
+    except Exception:
+        return error
 
 
 # `ExceptionRecord.type_name` of a process that ended without reporting why.

@@ -20,7 +20,7 @@ from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import engine as ray
 from launchpad.launch_type import LaunchType
 from launchpad.nodes import base, colocation, resources
-from launchpad.rpc import credentials
+from launchpad.rpc import tls
 
 _LOOPBACK = "127.0.0.1"
 _TERMINALS = (
@@ -200,7 +200,7 @@ def _describe(
         raise ValueError(f"program {program.name!r} has no nodes")
     info = lp_runtime.ProgramInfo(
         program_id=uuid.uuid4().hex,
-        secret=credentials.of_program(),
+        secret=tls.secret_of_program(),
         launch_type=launch_type,
         host=_LOOPBACK,
         owners=_owners(program, members),

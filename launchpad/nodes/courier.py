@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -11,8 +10,8 @@ from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base, python
 from launchpad.rpc import client as rpc_client
-from launchpad.rpc import credentials
 from launchpad.rpc import server as rpc_server
+from launchpad.rpc import tls
 
 WorkerType = TypeVar("WorkerType")
 CourierClient = rpc_client.CourierClient
@@ -58,8 +57,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         Args:
           constructor: Makes the object, in the node.
           *args: Arguments of the constructor; handles among them become clients.
-          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`. If another process
-            uses the port, the node fails with OSError; by default it takes a free one.
+          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`. Without a port, a
+            program on one machine uses no network. If another process uses the port, the node
+            fails with OSError.
           courier_client_kwargs: Arguments of the clients: see CourierClient.
           **kwargs: Keyword arguments of the constructor.
         """
@@ -135,8 +135,12 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         instance = self.construct_instance()
         port = lp_address.get_port_from_address(self._address.resolve())
         kwargs = {"port": port, **self._courier_kwargs}
-        secret, identity = credentials.of_user(), self._address.key.encode()
-        server = rpc_server.MethodServer(secret, identity=identity, **kwargs)
+        server = rpc_server.MethodServer(
+            tls.secret_of_user(),
+            f"{tls.LOOPBACK}:{kwargs.pop('port')}",
+            identity=self._address.key,
+            **kwargs,
+        )
         server.bind_methods(instance)
         takes_server = getattr(instance, "set_courier_server", None)
         if takes_server is not None:
@@ -158,16 +162,20 @@ def make_server(
     Raises:
       OSError: the port in `kwargs` is taken.
     """
-    make = functools.partial(
-        rpc_server.MethodServer,
-        runtime.info.secret,
-        host=runtime.info.host,
-        runtime=runtime,
-        identity=address.key.encode(),
-    )
-    before = runtime.book.get(address.key)
-    if before is not None and not kwargs.get("port"):
-        # A restarted node reuses its old port if that is still free.
+    host, before = runtime.info.host, runtime.book.get(address.key)
+    kwargs = dict(kwargs)
+    port = kwargs.pop("port", None)
+
+    def make(at: str) -> rpc_server.MethodServer:
+        return rpc_server.MethodServer(
+            runtime.info.secret, at, runtime=runtime, identity=address.key, **kwargs
+        )
+
+    if port:
+        return make(f"{host}:{port}")
+    if host == tls.LOOPBACK:
+        return make(tls.socket_address(f"{runtime.info.program_id[:16]}-{address.key[:16]}"))
+    if before is not None:  # A restarted node reuses its old port if that is still free.
         with contextlib.suppress(OSError):
-            return make(**{**kwargs, "port": lp_address.get_port_from_address(before)})
-    return make(**kwargs)
+            return make(f"{host}:{lp_address.get_port_from_address(before)}")
+    return make(f"{host}:0")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base, python, tunnel
+from launchpad.rpc import tls
 from rl_replicator.processes import ports
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ class ReverbHandle(base.Handle["reverb.Client"]):
         address = self._address.resolve()
         host, _, port = address.rpartition(":")
         runtime = self._address.runtime()
-        ports.bypass_proxy([host, tunnel.LOOPBACK])
-        if runtime is None or host == tunnel.LOOPBACK:
+        ports.bypass_proxy([host, tls.LOOPBACK])
+        if runtime is None or host == tls.LOOPBACK:
             return reverb.Client(address)
         if host == runtime.info.host:
-            return reverb.Client(f"{tunnel.LOOPBACK}:{port}")
+            return reverb.Client(f"{tls.LOOPBACK}:{port}")
         return reverb.Client(tunnel.connect(address, runtime.info.secret))
 
 
@@ -122,7 +123,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
                 )
                 if not ports.count_foreign(port):
                     ports.confine_to_loopback(port, "Reverb", "the replay")
-                    if runtime.info.host != tunnel.LOOPBACK:
+                    if runtime.info.host != tls.LOOPBACK:
                         tunnel.serve(runtime.info.host, port, runtime.info.secret)
                     return server
                 server.stop()

@@ -16,10 +16,9 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable
 
-from launchpad.rpc import certificates
+from launchpad.rpc import tls
 from rl_replicator.processes import ports
 
-LOOPBACK = "127.0.0.1"
 # Size of one read: large samples pass in few pieces.
 _CHUNK_BYTES = 1 << 20
 _HANDSHAKE_SECS = 10.0
@@ -46,8 +45,8 @@ def serve(host: str, port: int, secret: bytes) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind((host, port))
     listener.listen(128)
-    shown = certificates.context(secret, is_server=True)
-    _listen(listener, lambda: _open(LOOPBACK, port, None), shown)
+    shown = tls.context(secret, is_server=True)
+    _listen(listener, lambda: _open(tls.LOOPBACK, port, None), shown)
 
 
 def connect(address: str, secret: bytes) -> str:
@@ -61,10 +60,10 @@ def connect(address: str, secret: bytes) -> str:
       secret: The secret of the program.
     """
     host, _, port = address.rpartition(":")
-    listener = socket.create_server((LOOPBACK, 0))
-    shown = certificates.context(secret, is_server=False)
+    listener = socket.create_server((tls.LOOPBACK, 0))
+    shown = tls.context(secret, is_server=False)
     _listen(listener, lambda: _open(host, int(port), shown), None)
-    return f"{LOOPBACK}:{listener.getsockname()[1]}"
+    return f"{tls.LOOPBACK}:{listener.getsockname()[1]}"
 
 
 @functools.cache

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import datetime
-from collections.abc import Callable
+import itertools
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
+import grpc
+
 from launchpad import address as lp_address
 from launchpad import errors
-from launchpad.rpc import connection, pending, wire
+from launchpad import runtime as lp_runtime
 from launchpad.rpc import server as rpc_server
+from launchpad.rpc import tls, wire
+
+logger = logging.getLogger("launchpad")
 
 # How long calls wait for a server that went away, in seconds.
 DEFAULT_RETRY_SECS = 60.0
 # A hundred years. The clocks of gRPC count nanoseconds: infinity would expire immediately.
 _LONGEST_TIMEOUT_SECS = 100 * 365 * 86400.0
+# How long one attempt waits for the server's address, and for its connection, in seconds.
+_ATTEMPT_SECS = 0.2
+# How long connecting may take on a busy machine, in seconds.
+_CONNECT_SECS = 5.0
+# Pause after an attempt that found no server, in seconds.
+_PAUSE_SECS = 0.1
+# A request confirms at most this many answers, so that its metadata stays small.
+_MAX_CONFIRMED = 64
+
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * _CONNECT_SECS)),  # Limits attempts, not pauses.
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Otherwise clients with equal options would share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),  # Calls that must not be sent twice are repeated here, or not.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
 
 
 class CourierClient:
     """A client of a CourierNode: `client.method(*args)` runs `method` on the served object.
 
     The first call waits for the server, and logs this every 10 s. An exception of the method is
-    raised here with the server's traceback as its cause.
+    raised here with the server's traceback as its cause; it is a `StatusNotOk`, too.
 
     A call whose connection breaks is sent again for `retry_secs`, to the server's current address.
-    A server that is still running runs it only once (see `launchpad.rpc.answers`); a restarted
-    server may run it a second time, if its predecessor died after running it. With `retry_secs=0`,
-    nothing is sent twice: such a call raises CourierUnavailableError.
+    A server that is still running runs it only once; a restarted server may run it a second time,
+    if its predecessor died after running it. With `retry_secs=0`, nothing is sent twice: such a
+    call raises CourierUnavailableError.
 
     Clients are thread-safe and can be pickled; an unpickled client opens its own connection.
     """
@@ -47,7 +80,7 @@ class CourierClient:
         """Makes a client; connects only at the first call.
 
         Args:
-          server_address: "host:port", or the address of a node.
+          server_address: "host:port" or "unix:PATH", or the address of a node.
           compress: gzip requests and answers.
           call_timeout: Deadline of each call in seconds; None or 0 for none.
           wait_for_ready: False to fail immediately if the server is not there.
@@ -56,34 +89,34 @@ class CourierClient:
           propagate_deadline: Accepted for compatibility with upstream; a call has its client's
             deadline.
           retry_secs: How long a call waits for a server that went away, in seconds. A server
-            forgets the calls of a client that was silent for an hour, and may then run them again.
+            forgets after an hour which calls it has run.
         """
         del load_balancing_policy, propagate_deadline
         self._init_args = (server_address, compress, call_timeout, wait_for_ready, chunk_tensors)
         self._retry_secs = retry_secs
         if isinstance(call_timeout, datetime.timedelta):
             call_timeout = call_timeout.total_seconds()
-        self._connection = connection.Connection(
+        self._connection = _Connection(
             server_address,
             min(call_timeout, _LONGEST_TIMEOUT_SECS) if call_timeout else None,
             retry_secs,
             wait_for_ready,
             compress,
         )
-        self._futures = _FuturesClient(self._connection, self._unpack)
+        self._futures = _FuturesClient(self._connection)
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self._init_args, self._retry_secs)
 
     def __repr__(self) -> str:
-        link = self._connection.link
+        stub = self._connection.stub
         return (
-            f"CourierClient({self._connection.owner}, {link.address if link else 'not connected'})"
+            f"CourierClient({self._connection.owner}, {stub.address if stub else 'not connected'})"
         )
 
     @property
     def address(self) -> str:
-        """The server's "host:port"; waits until it is known."""
+        """The server's "unix:PATH" or "host:port"; waits until it is known."""
         return self._connection.address
 
     @property
@@ -113,23 +146,17 @@ class CourierClient:
           CourierUnavailableError: the server was gone for `retry_secs`, or is not there and the
             program is stopping.
           CourierAuthenticationError: the server belongs to another program.
-          Exception: whatever the method raised.
+          Exception: whatever the method raised; it is a StatusNotOk, too.
         """
         request = wire.encode(b"", method.encode(), (args, kwargs))
-        return self._unpack(self._connection.send(request))
-
-    def _unpack(self, answer: bytes) -> Any:
-        """Returns the result of an encoded answer, or raises the exception that it holds."""
-        return _unpack(answer)
+        return _unpack(self._connection.send(request))
 
 
 class _FuturesClient:
     """Calls that return futures; see `CourierClient.futures`."""
 
-    def __init__(self, owner: connection.Connection, unpack: Callable[[bytes], Any]):
+    def __init__(self, owner: _Connection):
         self._connection = owner
-        self._unpack = unpack
-        self._pending = pending.PendingCalls(owner)
 
     def __getattr__(self, method: str) -> Callable[..., futures.Future[Any]]:
         if method.startswith("_"):
@@ -140,11 +167,7 @@ class _FuturesClient:
         return self._submit("__call__", args, kwargs)
 
     def _submit(self, method: str, args: Any, kwargs: Any) -> futures.Future[Any]:
-        return self._send(wire.encode(b"", method.encode(), (args, kwargs)), self._unpack)
-
-    def _send(self, request: bytes, unpack: Callable[[bytes], Any]) -> futures.Future[Any]:
-        call = connection.Call(self._connection, request)
-        return self._pending.submit(call, self._connection.link, unpack)
+        return self._connection.submit(wire.encode(b"", method.encode(), (args, kwargs)), _unpack)
 
 
 def _unpack(answer: bytes) -> Any:
@@ -155,7 +178,7 @@ def _unpack(answer: bytes) -> Any:
     error = value.rebuild()
     if not isinstance(error, Exception):  # The server's SystemExit must not end this process.
         error = errors.RemoteError(f"{value.type_name}: {value.message}")
-    raise error from errors.RemoteTraceback(value.traceback_text)
+    raise errors.as_status(error) from errors.RemoteTraceback(value.traceback_text)
 
 
 def _rebuild(
@@ -174,4 +197,404 @@ def forward(client: CourierClient, request: bytes) -> futures.Future[bytes]:
 
     Exceptions of the method are part of the answer; one of the future means that the call failed.
     """
-    return client._futures._send(request, lambda answer: answer)
+    return client._connection.submit(request, lambda answer: answer)
+
+
+class _Stub:
+    """A gRPC channel to one address of a server.
+
+    Attributes:
+      address: "unix:PATH" or "host:port".
+      call: Sends a request; see grpc.UnaryUnaryMultiCallable.
+      failure: Why the last attempt to reach the server failed; empty if it did not.
+    """
+
+    def __init__(self, address: str, secret: bytes, identity: str, compress: bool):
+        self.address = address
+        self.failure = ""
+        self._channel = tls.channel(
+            address, secret, identity, list(_OPTIONS), rpc_server.COMPRESSION if compress else None
+        )
+        self.call: Any = self._channel.unary_unary(rpc_server.CALL_PATH)
+        self._probe = self._channel.unary_unary("/launchpad.Courier/Probe")
+
+    def is_ready(self, timeout: float) -> bool:
+        """Returns whether the server answers; waits up to `timeout` seconds."""
+        try:
+            self._probe(b"", timeout=timeout)
+            self.failure = ""
+        except grpc.RpcError as error:  # A server that is there does not know the method.
+            is_there = error.code() == grpc.StatusCode.UNIMPLEMENTED
+            self.failure = "" if is_there else error.details() or error.code().name
+        return not self.failure
+
+    def close(self) -> None:
+        """Ends the connection and cancels all calls on it."""
+        self._channel.close()
+
+
+class _Connection:
+    """Sends the calls of one client to wherever its server is now. Thread-safe.
+
+    Calls whose server is not there wait for it in a queue, from which one thread sends them again
+    when it is found, and fails those that have waited too long. Until they are in the queue, calls
+    need no thread.
+
+    Attributes:
+      timeout: Deadline of each call in seconds, or None.
+      retry_secs: How long a call waits for a server that went away, in seconds.
+      wait_for_ready: False if a call fails immediately when the server is not there.
+      runtime: The runtime of the code that made the client, or of the launcher if the program was
+        launched, or launched again, after that; None outside a program.
+      was_reached: Whether the server has ever answered.
+    """
+
+    def __init__(
+        self,
+        target: str | lp_address.Address,
+        timeout: float | None,
+        retry_secs: float,
+        wait_for_ready: bool,
+        compress: bool,
+    ):
+        """Connects only at the first call. For the arguments see `CourierClient`."""
+        self.timeout = timeout
+        self.retry_secs = retry_secs
+        self.wait_for_ready = wait_for_ready
+        self.was_reached = False
+        self._stub: _Stub | None = None
+        self._target = target
+        self._compress = compress
+        self.runtime = lp_runtime.current() if isinstance(target, str) else target.runtime()
+        self._lock = threading.Lock()
+        self._client_id = secrets.token_bytes(16)
+        self._numbers = itertools.count(1)
+        self._answered: collections.deque[int] = collections.deque(maxlen=1000)
+        self._waiting: list[_Call] = []
+        self._has_thread = False
+
+    @property
+    def address(self) -> str:
+        """The server's address; waits until it is known."""
+        return self._target if isinstance(self._target, str) else self._target.resolve()
+
+    @property
+    def owner(self) -> str:
+        """Name of the server in messages: its node's "label/index", or its address."""
+        if isinstance(self._target, str):
+            return self._target
+        owners = self.runtime.info.owners if self.runtime else {}
+        return owners.get(self._target.key, self._target.name or "server")
+
+    @property
+    def stub(self) -> _Stub | None:
+        """The channel on which the server was reached; None before that."""
+        self._join_program()
+        return self._stub if self.was_reached else None
+
+    def send(self, request: bytes) -> bytes:
+        """Sends an encoded request until it is answered; returns the answer, still encoded.
+
+        Raises:
+          CourierDeadlineError: the deadline has passed.
+          CourierUnavailableError: the server was gone for `retry_secs`, or is not there and the
+            program is stopping.
+          CourierAuthenticationError: the server belongs to another program.
+        """
+        call = _Call(self, request, next(self._numbers), bytes)
+        stub = self.stub
+        if stub is not None:
+            try:
+                answer = stub.call(
+                    request, timeout=self.timeout, metadata=self._metadata(call.number)
+                )
+                self._answered.append(call.number)
+                return answer
+            except (grpc.RpcError, ValueError) as error:
+                call.failed(error)
+        # A stop raises SystemExit in this thread, wherever it is: it must hold no lock meanwhile,
+        # and not wait without an end.
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        call.result.add_done_callback(lambda _: ended.put(None))
+        self._wait(call)
+        try:
+            while not call.result.done():
+                with contextlib.suppress(queue.Empty):
+                    ended.get(timeout=_ATTEMPT_SECS)
+            return call.result.result()
+        finally:
+            call.result.cancel()
+
+    def submit(self, request: bytes, unpack: Callable[[bytes], Any]) -> futures.Future[Any]:
+        """Sends an encoded request without waiting; returns the future of its result.
+
+        Cancelling the future cancels the call: a handler that has not begun never runs.
+
+        Args:
+          request: The encoded request.
+          unpack: Turns an encoded answer into the result of the call, or raises its exception.
+        """
+        call = _Call(self, request, next(self._numbers), unpack)
+        call.result.add_done_callback(_tell_of_cancel)
+        stub = self.stub
+        if stub is None:
+            self._wait(call)
+        else:
+            self._start(call, stub)
+        return call.result
+
+    def _start(self, call: _Call, stub: _Stub) -> None:
+        try:
+            rpc = stub.call.future(
+                call.request, timeout=call.remaining(), metadata=self._metadata(call.number)
+            )
+        except ValueError:  # The channel was closed meanwhile.
+            self._wait(call)
+            return
+        call.result.add_done_callback(lambda done: rpc.cancel() if done.cancelled() else None)
+        rpc.add_done_callback(lambda rpc: self._finish(call, rpc))
+
+    def _finish(self, call: _Call, rpc: Any) -> None:
+        if call.result.cancelled():
+            return
+        with self._as_client():  # This may be any thread: gRPC's, or that of the caller.
+            if rpc.code() == grpc.StatusCode.OK:
+                self._answered.append(call.number)
+                call.settle(rpc.result())
+                return
+            try:
+                call.failed(rpc)
+            except Exception as reason:
+                call.settle(reason)
+            else:
+                self._wait(call)
+
+    def _metadata(self, number: int) -> tuple[tuple[str, bytes | str], ...]:
+        value = rpc_server.CALL.pack(self._client_id, number)
+        for _ in range(min(len(self._answered), _MAX_CONFIRMED)):
+            with contextlib.suppress(IndexError):  # Another thread confirms them.
+                value += rpc_server.CONFIRMED.pack(self._answered.popleft())
+        named = (rpc_server.CALL_KEY, value)
+        return (named, rpc_server.COMPRESS) if self._compress else (named,)
+
+    def _wait(self, call: _Call) -> None:
+        call.waits()
+        with self._lock:
+            self._waiting.append(call)
+            if self._has_thread:
+                return
+            self._has_thread = True
+        threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
+
+    def _resend(self) -> None:
+        """Sends the waiting calls until there are none."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._has_thread = False
+                    return
+                timeout = min(_ATTEMPT_SECS, *(call.remaining() or 1 for call in self._waiting))
+            failure: Exception | None = None
+            stub = None
+            with self._as_client():
+                try:
+                    stub = self._reach(timeout)
+                except Exception as error:  # For example, the program is stopping.
+                    failure = error
+                with self._lock:
+                    batch, self._waiting = self._waiting, []
+                for call in batch:
+                    if call.result.cancelled():
+                        continue
+                    try:
+                        if failure is not None:
+                            raise failure
+                        if stub is None:
+                            call.check()
+                    except Exception as reason:
+                        call.settle(reason)
+                        continue
+                    if stub is None:
+                        self._wait(call)
+                    else:
+                        call.found()
+                        self._start(call, stub)
+            if stub is None:
+                time.sleep(_PAUSE_SECS)
+
+    def _reach(self, timeout: float) -> _Stub | None:
+        """Returns the channel on which the server answers; None if there is none yet.
+
+        Raises:
+          CourierUnavailableError: the program is stopping and the address is not known.
+          CourierAuthenticationError: the process at the given "host:port" is not of this program.
+        """
+        address = self._known_address(timeout)
+        if address is None:
+            return None
+        stub = self._stub
+        if stub is None or stub.address != address:
+            identity = "" if isinstance(self._target, str) else self._target.key
+            secret = self.runtime.info.secret if self.runtime else tls.secret_of_user()
+            self._stub = _Stub(address, secret, identity, self._compress)
+            if stub is not None:
+                stub.close()
+            stub = self._stub
+        if stub.is_ready(timeout if self.wait_for_ready else max(timeout, _CONNECT_SECS)):
+            self.was_reached = True
+            return stub
+        if isinstance(self._target, str) and "handshake failed" in stub.failure:
+            raise errors.CourierAuthenticationError(
+                f"the server at {address} does not know this program's secret ({stub.failure}); "
+                "set LAUNCHPAD_SECRET for both sides"
+            )
+        return None
+
+    def failure(self) -> str:
+        """Returns why the server was not reached last."""
+        stub = self._stub
+        return f": {stub.failure}" if stub is not None and stub.failure else ""
+
+    def _known_address(self, timeout: float) -> str | None:
+        self._join_program()
+        if isinstance(self._target, str):
+            return self._target
+        try:
+            return self._target.resolve(timeout if self.wait_for_ready else 0.0)
+        except TimeoutError:
+            return None
+        except errors.ProgramStoppedError as error:
+            raise errors.CourierUnavailableError(str(error)) from error
+
+    @contextlib.contextmanager
+    def _as_client(self) -> Iterator[None]:
+        """Makes the client's runtime the current one of this thread."""
+        before = lp_runtime.set_thread_runtime(self.runtime)
+        try:
+            yield
+        finally:
+            lp_runtime.set_thread_runtime(before)
+
+    def _join_program(self) -> None:
+        """Joins the program of the target, which may be launched after this was made.
+
+        After its end, that may be launched again. The client of a node ends with the node.
+        """
+        if isinstance(self._target, str):
+            return
+        if self.runtime is None:
+            runtime = self._target.runtime()
+        elif self.runtime.is_node or not self.runtime.stop_event.is_set():
+            return
+        else:
+            runtime = lp_runtime.owner_of(self._target.key)
+        if runtime not in (None, self.runtime):
+            self.runtime, self.was_reached = runtime, False
+
+
+class _Call:
+    """One call, however often it is sent: its deadline, and when it is given up.
+
+    Attributes:
+      request: The encoded request.
+      number: Its number, from 1; the calls of a client are told apart by it.
+      result: The future of its result.
+    """
+
+    def __init__(
+        self,
+        connection: _Connection,
+        request: bytes,
+        number: int,
+        unpack: Callable[[bytes], Any],
+    ):
+        self.request = request
+        self.number = number
+        self.result: futures.Future[Any] = futures.Future()
+        self._connection = connection
+        self._unpack = unpack
+        self._started = self._told = time.monotonic()
+        self._lost_at: float | None = None
+
+    def remaining(self) -> float | None:
+        """Returns the seconds until the deadline, or None without one."""
+        timeout = self._connection.timeout
+        if timeout is None:
+            return None
+        return max(0.001, timeout - (time.monotonic() - self._started))
+
+    def settle(self, outcome: bytes | Exception) -> None:
+        """Ends the call with its encoded answer, or with the reason why there is none."""
+        with contextlib.suppress(futures.InvalidStateError):  # Cancelled by its owner meanwhile.
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                value = self._unpack(outcome)
+            except BaseException as error:  # The future carries it to whoever waits.
+                self.result.set_exception(error)
+            else:
+                self.result.set_result(value)
+
+    def waits(self) -> None:
+        """Notes that the call waits for the server: not forever, if that was there before."""
+        if self._lost_at is None and self._connection.was_reached:
+            self._lost_at = time.monotonic()
+
+    def found(self) -> None:
+        """Notes that the server was found: the time without it counts anew if it is lost again."""
+        self._lost_at = None
+
+    def failed(self, error: Exception) -> None:
+        """Returns if the call may be sent again, and raises its error if not.
+
+        Args:
+          error: gRPC's error, or the ValueError of a closed channel.
+        """
+        code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
+        details = error.details() if isinstance(error, grpc.RpcError) else "it was closed"
+        connection = self._connection
+        where = f"call of {wire.method_of(self.request)}() on {connection.owner}"
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise errors.CourierDeadlineError(
+                f"{where} took longer than {connection.timeout:g} s: Deadline Exceeded"
+            )
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            raise errors.CourierError(f"{where} failed: {code.name}: {details}")
+        if connection.retry_secs <= 0:
+            raise errors.CourierUnavailableError(f"{where} lost its server: {details}")
+
+    def check(self) -> None:
+        """Logs every 10 s what the call waits for.
+
+        Raises:
+          CourierUnavailableError: waiting for the server has become pointless.
+          CourierDeadlineError: the deadline has passed.
+        """
+        connection, now = self._connection, time.monotonic()
+        name = connection.runtime.name if connection.runtime else "client"
+        owner = connection.owner
+        if connection.runtime is not None and connection.runtime.stop_event.is_set():
+            raise errors.CourierUnavailableError(
+                f"{name}: the server of {owner} is gone and the program is stopping"
+            )
+        is_lost = self._lost_at is not None and now - self._lost_at >= connection.retry_secs
+        if is_lost or not connection.wait_for_ready:
+            raise errors.CourierUnavailableError(
+                f"{name}: the server of {owner} can't be reached{connection.failure()}"
+            )
+        if connection.timeout is not None and now - self._started >= connection.timeout:
+            raise errors.CourierDeadlineError(
+                f"{name}: the server of {owner} was not reached in {connection.timeout:g} s: "
+                f"Deadline Exceeded{connection.failure()}"
+            )
+        if now - self._told > lp_runtime.WAIT_MESSAGE_SECS:
+            self._told = now
+            logger.warning(
+                "%s: waiting for the server of %s (%.0f s)", name, owner, now - self._started
+            )
+
+
+def _tell_of_cancel(done: futures.Future[Any]) -> None:
+    """Wakes waits for several futures: `cancel()` itself wakes only waits for this future."""
+    if done.cancelled():
+        done.set_running_or_notify_cancel()

@@ -6,7 +6,7 @@
 
     courier.Client("localhost:9000").add(4, 7)
 
-Both sides need the same secret; see `launchpad.rpc.credentials.of_user`.
+Both sides need the same secret; see `launchpad.rpc.tls.secret_of_user`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,12 @@ from typing import Any
 
 from launchpad import runtime as lp_runtime
 from launchpad.errors import StatusNotOk
-from launchpad.rpc import client, credentials
 from launchpad.rpc import server as rpc_server
+from launchpad.rpc import tls
+from launchpad.rpc.client import CourierClient as Client
 from launchpad.rpc.client import list_methods
 
 __all__ = ["Client", "Server", "StatusNotOk", "list_methods"]
-
-
-class Client(client.CourierClient):
-    """A `CourierClient` that raises StatusNotOk for every failure, as upstream's does.
-
-    The exception of the server's method is its cause.
-    """
-
-    def _unpack(self, answer: bytes) -> Any:
-        try:
-            return super()._unpack(answer)
-        except StatusNotOk:
-            raise
-        except Exception as error:
-            raise StatusNotOk(f"{type(error).__name__}: {error}") from error
 
 
 class Server:
@@ -57,11 +43,9 @@ class Server:
         """
         del name
         runtime = lp_runtime.current()
-        secret = runtime.info.secret if runtime else credentials.of_user()
-        self._server = rpc_server.MethodServer(
-            secret, port=port, thread_pool_size=thread_pool_size, runtime=runtime
-        )
-        self._has_started = False
+        secret = runtime.info.secret if runtime else tls.secret_of_user()
+        address = f"{tls.LOOPBACK}:{port or 0}"
+        self._server = rpc_server.MethodServer(secret, address, thread_pool_size, runtime)
 
     @property
     def port(self) -> int:
@@ -76,7 +60,7 @@ class Server:
     @property
     def has_started(self) -> bool:
         """Whether `Start` was called."""
-        return self._has_started
+        return self._server.has_started
 
     def Bind(self, method_name: str, py_func: Callable[..., Any]) -> None:  # noqa: N802
         """Serves a function as method `method_name`."""
@@ -94,9 +78,8 @@ class Server:
         Raises:
           ValueError: It was started before.
         """
-        if self._has_started:
+        if self.has_started:
             raise ValueError("Server already started")
-        self._has_started = True
         self._server.start()
 
     def Stop(self) -> None:  # noqa: N802
@@ -126,5 +109,5 @@ class Server:
         self._check_started()
 
     def _check_started(self) -> None:
-        if not self._has_started:
+        if not self.has_started:
             raise ValueError("Server not started")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import secrets
-from collections.abc import Callable
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from typing import Any
 
 import grpc
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.rpc import answers, certificates, credentials, threads, wire
+from launchpad.rpc import tls, wire
 
 logger = logging.getLogger("launchpad")
 
@@ -24,9 +28,23 @@ COMPRESSION = grpc.Compression.Gzip
 # In the metadata of a request whose answer is to be compressed: gRPC does not tell a handler
 # whether its request was.
 COMPRESS = ("launchpad-compress", "1")
+# In the metadata of each request: which call it is, however often it is sent, and which calls of
+# the same client have their answers. gRPC demands the ending for binary values.
+CALL_KEY = "launchpad-call-bin"
+CALL = struct.Struct("<16sQ")  # The client, and the number of its call; confirmed numbers follow.
+CONFIRMED = struct.Struct("<Q")
 
 # Number of concurrent handlers, which may block, for example in a long poll.
 DEFAULT_THREAD_POOL_SIZE = 128
+
+# A client that lost its connection has this long to send a call again.
+KEEP_SECS = 3600.0
+# Larger answers are not kept: a thousand actors would mean a thousand copies of the weights.
+MAX_BYTES = 1 << 20
+# Limit of all kept answers together; the oldest are dropped first.
+MAX_KEPT_BYTES = 64 << 20
+# Overhead of an answer besides its own bytes.
+_BYTES_BESIDE = 1024
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # Otherwise two servers could silently share a port.
@@ -42,29 +60,26 @@ _OPTIONS = (
 class MethodServer:
     """A gRPC server of named Python functions.
 
-    The port is bound in the constructor, atomically, and served from `start()` to `stop()`.
+    The address is bound in the constructor, atomically, and served from `start()` to `stop()`.
     """
 
     def __init__(
         self,
         secret: bytes,
-        host: str = "127.0.0.1",
-        port: int | None = None,
+        address: str = f"{tls.LOOPBACK}:0",
         thread_pool_size: int = DEFAULT_THREAD_POOL_SIZE,
         runtime: lp_runtime.NodeRuntime | None = None,
-        identity: bytes = b"",
+        identity: str = "",
     ):
-        """Binds the port.
+        """Binds the address.
 
         Args:
-          secret: The secret of the program; a call that is not signed with it is refused before its
-            body is read.
-          host: IP address to bind.
-          port: Port to bind; 0 or None for any free one.
-          thread_pool_size: Number of calls that are handled concurrently.
+          secret: The secret of the program; processes that do not know it can't connect.
+          address: "unix:PATH"; or "host:port" with an IP address to bind, and 0 for any free port.
+          thread_pool_size: Number of calls that are handled concurrently. With 1, a method that
+            calls a server which calls back waits for itself, for ever.
           runtime: Current runtime while a method runs.
-          identity: The identity of the node that is served: calls intended for another one are
-            refused.
+          identity: The identity of the node that is served: clients of another one can't connect.
 
         Raises:
           ValueError: `thread_pool_size` is not positive.
@@ -75,19 +90,18 @@ class MethodServer:
                 f"expected thread_pool_size of at least 1, got {thread_pool_size}: it is the "
                 "number of calls that are handled at once"
             )
-        self._secret = secret
-        self._identity = identity
-        self._nonce = secrets.token_bytes(credentials.NONCE_BYTES)
         self._runtime = runtime
         self._methods: dict[str, Callable[..., Any]] = {}
         self._forward: Callable[[bytes], bytes] | None = None
-        self._answers = answers.Answers()
-        self._pool = threads.DaemonExecutor(thread_pool_size, "courier")
+        self._answers = _Answers()
+        self._pool = _DaemonExecutor(thread_pool_size, "courier")
         self._server = grpc.server(
-            self._pool, handlers=(_Router(self._handler),), options=list(_OPTIONS)
+            self._pool, handlers=(_Router(self._handle),), options=list(_OPTIONS)
         )
-        self._port = _bind(self._server, host, port or 0, secret)
-        self.address = f"{host}:{self._port}"
+        self.has_started = False
+        self._port = tls.add_port(self._server, address, secret, identity)
+        host, _, port = address.rpartition(":")
+        self.address = f"{host}:{self._port}" if port.isdigit() else address
 
     @property
     def port(self) -> int:
@@ -109,6 +123,7 @@ class MethodServer:
 
     def start(self) -> None:
         """Starts to serve."""
+        self.has_started = True
         self._server.start()
 
     def stop(self, grace_secs: float = 0.5) -> None:
@@ -134,46 +149,11 @@ class MethodServer:
         """Returns when the server has stopped."""
         self._server.wait_for_termination()
 
-    def _handler(self, metadata: Any) -> grpc.RpcMethodHandler:
-        """Returns the handler of a call with this metadata, before its body is read."""
-        signed = credentials.verify_request(self._secret, self._identity, metadata)
-        if signed is None:
-            return grpc.stream_unary_rpc_method_handler(_refuse)
-        if signed.nonce != self._nonce:
-            return grpc.stream_unary_rpc_method_handler(self._tell_nonce)
-        handle = functools.partial(self._handle, signed, COMPRESS in metadata)
-        return grpc.unary_unary_rpc_method_handler(handle)
-
-    def _handle(
-        self,
-        signed: credentials.Request,
-        compress: bool,
-        request: bytes,
-        context: grpc.ServicerContext,
-    ) -> bytes:
-        ticket = signed.ticket
-        try:
-            is_signed = signed.is_about(wire.pickled_part(request, 0))
-        except ValueError:
-            is_signed = False
-        if not is_signed:
-            _refuse(request, context)
-        try:
-            answer = self._answers.get(ticket, lambda: self._answer(request))
-        except answers.AnsweredError:
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, "this call has its answer")
-            return b""  # Never reached: abort() raises.
-        if compress:
+    def _handle(self, metadata: Any, request: bytes, context: grpc.ServicerContext) -> bytes:
+        answer = self._answers.get(_value(metadata), lambda: self._answer(request))
+        if COMPRESS in metadata:
             context.set_compression(COMPRESSION)
-        pickled = wire.pickled_part(answer, 1)
-        context.set_trailing_metadata(credentials.sign_answer(self._secret, ticket, pickled))
         return answer
-
-    def _tell_nonce(self, body: Any, context: grpc.ServicerContext) -> None:
-        """Refuses a call that was meant for another incarnation, without reading its body."""
-        del body
-        context.set_trailing_metadata(credentials.tell_nonce(self._nonce))
-        context.abort(grpc.StatusCode.UNAVAILABLE, "the call is meant for another incarnation")
 
     def _answer(self, request: bytes) -> bytes:
         """Runs the method of a request; returns its result or its exception, encoded."""
@@ -189,7 +169,7 @@ class MethodServer:
             if name == METHODS:
                 return wire.encode(wire.OK, b"", sorted(self._methods))
             served = ", ".join(sorted(self._methods)) or "nothing"
-            raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
+            raise AttributeError(f"method {name} not found; the server serves: {served}")
         except BaseException as error:  # SystemExit too: a call must not end a server's thread.
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
         finally:
@@ -197,33 +177,18 @@ class MethodServer:
 
 
 class _Router(grpc.GenericRpcHandler):
-    def __init__(self, find_handler: Callable[[Any], grpc.RpcMethodHandler]):
-        self._find_handler = find_handler
+    def __init__(self, handle: Callable[[Any, bytes, grpc.ServicerContext], bytes]):
+        self._handle = handle
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         if handler_call_details.method != CALL_PATH:
             return None
-        return self._find_handler(handler_call_details.invocation_metadata)
+        metadata = handler_call_details.invocation_metadata
+        return grpc.unary_unary_rpc_method_handler(functools.partial(self._handle, metadata))
 
 
-def _refuse(body: Any, context: grpc.ServicerContext) -> None:
-    """Ends a call without reading its body, however large it is."""
-    del body
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call is not signed by this program")
-
-
-def _bind(server: grpc.Server, host: str, port: int, secret: bytes) -> int:
-    try:
-        bound = certificates.add_port(server, host, port, secret)
-    except RuntimeError:
-        bound = 0
-    if not bound and port:
-        raise OSError(
-            f"port {port} of {host} is taken; choose another one, or none to get a free one"
-        )
-    if not bound:
-        raise OSError(f"no port of {host} can be bound; is it an address of this machine?")
-    return bound
+def _value(metadata: Iterable[Any]) -> bytes:
+    return next((value for key, value in metadata if key == CALL_KEY), b"")
 
 
 def public_methods(instance: Any) -> dict[str, Callable[..., Any]]:
@@ -240,3 +205,125 @@ def public_methods(instance: Any) -> dict[str, Callable[..., Any]]:
         if callable(function):
             found[name] = function
     return found
+
+
+class _Answers:
+    """Runs every call once, however often it arrives while its client waits.
+
+    A client repeats a call whose connection broke. The repetition waits for the first run, or gets
+    its answer. An answer is dropped when the client confirms it with a later call, and after an
+    hour.
+
+    Calls with answers over `MAX_BYTES` run again when they are repeated after they have ended: a
+    method with a large result should only read. So do calls whose answers were dropped because
+    newer ones take `MAX_KEPT_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, futures.Future[bytes]] = {}
+        # Time and size of the answers that are kept, the oldest first.
+        self._kept: dict[bytes, tuple[float, int]] = {}
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, value: bytes, run: Callable[[], bytes]) -> bytes:
+        """Returns the answer of a call; runs it if it is new.
+
+        Args:
+          value: Which call it is, and which calls of its client are answered; see `CALL_KEY`.
+          run: Computes the encoded answer; never raises.
+        """
+        if len(value) < CALL.size:
+            return run()
+        call, client = value[: CALL.size], value[: CALL.size - CONFIRMED.size]
+        with self._lock:
+            for start in range(CALL.size, len(value), CONFIRMED.size):
+                self._drop(client + value[start : start + CONFIRMED.size])
+            answer = self._calls.get(call)
+            is_new = answer is None
+            if answer is None:
+                answer = self._calls[call] = futures.Future()
+        if is_new:
+            answer.set_result(run())
+            with self._lock:
+                self._keep(call, len(answer.result()))
+        return answer.result()
+
+    def _keep(self, call: bytes, size: int) -> None:
+        now = time.monotonic()
+        self._kept[call] = (now, size + _BYTES_BESIDE)
+        self._kept_bytes += size + _BYTES_BESIDE
+        if size > MAX_BYTES:
+            self._drop(call)
+        while self._kept:
+            oldest, (kept_at, _) = next(iter(self._kept.items()))
+            if self._kept_bytes <= MAX_KEPT_BYTES and now - kept_at <= KEEP_SECS:
+                return
+            self._drop(oldest)
+
+    def _drop(self, call: bytes) -> None:
+        self._calls.pop(call, None)
+        self._kept_bytes -= self._kept.pop(call, (0.0, 0))[1]
+
+
+class _DaemonExecutor(futures.Executor):
+    """A thread pool of daemon threads, started as they are needed.
+
+    The standard pool joins its threads at interpreter exit, so one handler that waits forever would
+    keep a finished program alive; and it refuses work once the exit has begun, when a program that
+    is awaited at exit still needs it.
+    """
+
+    def __init__(self, max_workers: int, name: str):
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._max_workers = max_workers
+        self._name = name
+        # One entry per idle thread. It is cheaper than a semaphore, which is Python code.
+        self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._num_threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Runs `fn` in a thread of the pool; returns the future of its result."""
+        future: futures.Future[Any] = futures.Future()
+        self._tasks.put((future, fn, args, kwargs))
+        try:
+            self._idle.get_nowait()
+        except queue.Empty:
+            self._start_thread()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Lets idle threads end; never waits for busy ones."""
+        with self._lock:
+            for _ in range(self._num_threads):
+                self._tasks.put(None)
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._num_threads < self._max_workers:
+                self._num_threads += 1
+                name = f"{self._name}-{self._num_threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                return
+            _run(*task)
+            del task  # Don't keep arguments alive while idle.
+            self._idle.put(None)
+
+
+def _run(
+    future: futures.Future[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # The future carries it to the waiter.
+            future.set_exception(error)

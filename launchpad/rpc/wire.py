@@ -7,8 +7,8 @@ which are copied once, into the message, and used in place by the receiver, as w
     pickle   the arguments or the result, without the large buffers
     buffers  each at a multiple of 16 bytes, the alignment that the processor prefers for arrays
 
-The sender of a message is verified before the message is unpickled, from the call's metadata
-(`launchpad.rpc.credentials`).
+Whoever receives a message unpickles it, so messages pass only between processes that trust each
+other; see `launchpad.rpc.tls`.
 """
 
 from __future__ import annotations
@@ -84,22 +84,8 @@ def method_of(message: bytes) -> str:
     return message[offset : offset + method_size].decode()
 
 
-def pickled_part(message: bytes, prefix_bytes: int) -> memoryview:
-    """Returns the message up to the end of its pickle: all of it that can run code when decoded.
-
-    Raises:
-      ValueError: the message is too short for its header.
-    """
-    try:
-        method_size, num_buffers, payload_size = _HEADER.unpack_from(message, prefix_bytes)
-    except struct.error as error:
-        raise ValueError(f"a message of {len(message)} bytes has no header") from error
-    end = prefix_bytes + _HEADER.size + num_buffers * _SIZE.size + method_size + payload_size
-    return memoryview(message)[:end]
-
-
 def decode(message: bytes, prefix_bytes: int) -> Any:
-    """Returns the value of a message whose sender has been verified."""
+    """Returns the value of a message."""
     method_size, num_buffers, payload_size = _HEADER.unpack_from(message, prefix_bytes)
     sizes_at = prefix_bytes + _HEADER.size
     payload_at = sizes_at + num_buffers * _SIZE.size + method_size
@@ -125,8 +111,8 @@ def _writable(message: bytes) -> memoryview:
     """Returns a writable view of a received message, to which nothing else refers.
 
     Arrays made from a plain view of `bytes` would be read-only; copying large ones takes as long
-    as receiving them. The message was allocated for this call alone and is not used as `bytes`
-    any more, so that writing to it changes nothing else.
+    as receiving them, because each copy is in fresh pages. The message was allocated for this call
+    alone and is not used as `bytes` any more, so that writing to it changes nothing else.
     """
     address = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value
     assert address is not None

@@ -4,12 +4,12 @@ from unittest import mock
 
 import launchpad as lp
 from agents import program
-from launchpad.rpc import answers
+from launchpad.rpc import server
 from tests.agents.nodes.plans import make_plan
 
 
 def test_servers_remember_calls_for_longer_than_they_are_sent_again():
-    assert program._PATIENT["courier_client_kwargs"]["retry_secs"] < answers.FORGET_SECS
+    assert program._PATIENT["courier_client_kwargs"]["retry_secs"] < server.KEEP_SECS
 
 
 def test_cached_weights_do_not_go_stale_before_the_next_ones_have_come(monkeypatch, tmp_path):

@@ -22,7 +22,7 @@ from agents.datasets.reading import EpisodeDataset
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE, LearnerDemand, make_table
 from agents.replay.transitions import TransitionLayout
-from launchpad.rpc import credentials, server, wire
+from launchpad.rpc import server, tls, wire
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, UsageError
@@ -53,7 +53,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served():
-    found = server.MethodServer(b"s" * credentials.SECRET_BYTES)
+    found = server.MethodServer(b"s" * tls.SECRET_BYTES)
     yield found
     found.stop(0)
 
@@ -120,16 +120,6 @@ def test_bodies_of_calls(served, body, name):
         answer = served._answer(request)
         assert answer[:1] in (wire.OK, wire.RAISED)
         wire.decode(answer, 1)
-
-
-@often
-@given(value=st.binary(max_size=120))
-def test_signatures_of_calls(value):
-    key = credentials.sign_request(
-        b"s" * credentials.SECRET_BYTES, b"", credentials.Ticket(b"c" * 16, 1, 0), b"", b""
-    )[0][0]
-    metadata = ((key, value), ("other", "text"))
-    assert credentials.verify_request(b"s" * credentials.SECRET_BYTES, b"", metadata) is None
 
 
 numbers = st.floats(width=32) | st.floats(-1.0, 1.0, width=32)

@@ -104,11 +104,11 @@ def test_courier_outside_of_a_program(courier):
     assert (client.forward(), client.call()) == ("forward", "call")
     assert courier.list_methods(client) == ["add", "call", "fails", "forward"]
     for call in (client.fails, lambda: client.futures.fails().result(60)):
-        with pytest.raises(courier.StatusNotOk, match="IndexError") as error:
+        with pytest.raises(courier.StatusNotOk, match="index out of range") as error:
             call()
-        assert isinstance(error.value.__cause__, IndexError)
+        assert isinstance(error.value, IndexError)
     server.Unbind("add")
-    with pytest.raises(courier.StatusNotOk, match="no method 'add'"):
+    with pytest.raises(courier.StatusNotOk, match="method add not found"):
         client.add(4, 7)
     with pytest.raises(OSError, match="is taken"):
         courier.Server(port=server.port)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 
-import grpc
 import numpy as np
 import pytest
 
@@ -18,9 +17,8 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import tunnel
-from launchpad.rpc import certificates, credentials, wire
-from launchpad.rpc import link as rpc_link
 from launchpad.rpc import server as rpc_server
+from launchpad.rpc import tls
 
 _SECRET, _WRONG = b"r" * 32, b"w" * 32
 
@@ -126,13 +124,13 @@ def test_both_sides_of_an_encrypted_connection_show_a_certificate(secret, is_cli
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     else:
-        client = certificates.context(secret, is_server=False)
+        client = tls.context(secret, is_server=False)
     left, right = socket.socketpair()
     got = []
 
     def accept() -> None:
         try:
-            with certificates.context(_SECRET, is_server=True).wrap_socket(left, True) as server:
+            with tls.context(_SECRET, is_server=True).wrap_socket(left, True) as server:
                 got.append(server.recv(100))
         except ssl.SSLError as error:
             got.append(error)
@@ -149,46 +147,12 @@ def test_both_sides_of_an_encrypted_connection_show_a_certificate(secret, is_cli
     assert (got == [b"hello"]) == is_client_known, got
 
 
-def test_calls_between_machines_are_encrypted(monkeypatch):
-    monkeypatch.setattr(certificates, "is_local", lambda host: False)
-    server = rpc_server.MethodServer(_SECRET)
-    server.bind("same", lambda value: value)
-    server.start()
-    request = wire.encode(b"", b"same", (("secret words",), {}))
-    ticket = credentials.Ticket(b"c" * 16, 1, 0)
-    try:
-        link = rpc_link.Link(server.address, _SECRET, b"", False)
-        # Each attempt to connect has 0.1 s, which may not suffice on a busy machine.
-        assert link.is_ready(60)
-        assert wire.decode(link.call(request, ticket, 60), 1) == "secret words"
-        link.close()
-        link = rpc_link.Link(server.address, _WRONG, b"", False)
-        with pytest.raises(grpc.RpcError) as caught:
-            link.call(request, ticket, 60)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "it never came to a call"
-        link.close()
-        metadata = credentials.sign_request(_SECRET, b"", ticket, b"", request)
-        with grpc.insecure_channel(server.address) as plain, pytest.raises(grpc.RpcError):
-            plain.unary_unary(rpc_server.CALL_PATH)(request, timeout=60, metadata=metadata)
-    finally:
-        server.stop()
-
-
-@pytest.mark.parametrize(
-    ("host", "is_local"),
-    [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("10.0.0.7", False), ("a", False)],
-)
-def test_which_connections_stay_on_this_machine(host, is_local):
-    assert certificates.is_local(host) == is_local
-
-
 # What a process on another machine attempts on the ports of a replay and of a node.
 _STRANGER = """
 import socket, ssl, sys
 import grpc, reverb
 from launchpad.nodes import tunnel
-from launchpad.rpc import credentials, wire
-from launchpad.rpc import link as rpc_link
+from launchpad.rpc import tls, wire
 from launchpad.rpc import server as rpc_server
 
 def attempt(what, do):
@@ -205,14 +169,13 @@ def read(address, secret):
     return client.server_info(timeout=60)["queue"].current_size
 
 def call(address, secret):
-    ticket = credentials.Ticket(b"c" * 16, 1, 0)
-    body = wire.encode(b"", b"same", (("words",), {}))
+    channel = grpc.insecure_channel(address)
     if secret is not None:
-        link = rpc_link.Link(address, secret, b"", False)
-        is_own = secret != b"w" * 32 and link.is_ready(60)  # A stranger never is.
-        return wire.decode(link.call(body, ticket, 60 if is_own else 5), 1)
-    with grpc.insecure_channel(address) as channel:
-        return channel.unary_unary(rpc_server.CALL_PATH)(body, timeout=5)
+        channel = tls.channel(address, secret, "", [], None)
+    is_own = secret == b"r" * 32
+    body = wire.encode(b"", b"same", (("words",), {}))
+    method = channel.unary_unary(rpc_server.CALL_PATH)
+    return wire.decode(method(body, timeout=60 if is_own else 5, wait_for_ready=is_own), 1)
 
 def read_some(connection):
     if not (found := connection.recv(100)) or found[0] == 21:  # An alert of TLS is no answer.
@@ -249,7 +212,7 @@ def test_a_stranger_on_another_machine_reads_writes_and_runs_nothing(serve, othe
     start, _ = serve
     node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
     start(here, book, node)
-    server = rpc_server.MethodServer(_SECRET, host=here)
+    server = rpc_server.MethodServer(_SECRET, f"{here}:0")
     calls = []
     server.bind("same", lambda value: calls.append(value) or value)
     server.start()
