@@ -159,7 +159,7 @@ class AgentCommand:
             from environments.engines import envpool_tasks
 
             envpool_tasks.check(options.env)
-        from agents.runs.training import train
+        from agents.runs.run import train
 
         return train(self, options, environment_spec, listener)
 

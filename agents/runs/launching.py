@@ -3,8 +3,7 @@
 import os
 
 import launchpad as lp
-from agents.replay.memory_estimate import available_memory
-from rl_replicator.errors import UsageError, check_option
+from rl_replicator.errors import UsageError
 from rl_replicator.processes.ports import OPEN_PORTS
 
 _LAUNCH_TYPES = {
@@ -13,10 +12,6 @@ _LAUNCH_TYPES = {
     "ray": lp.LaunchType.RAY,
 }
 _LEARNER = "learner"
-# Low estimates of the memory of an environment, and of an actor; in a separate process, an actor
-# also needs that of TensorFlow.
-_ENVIRONMENT_BYTES = 20e6
-_ACTOR_BYTES = {"threads": 0.0, "processes": 280e6, "ray": 280e6}
 # Pause before the first restart of a node; it doubles with each further one in a row. Nodes are
 # forked, so that a restart costs little.
 _FIRST_PAUSE_SECS = 0.05
@@ -33,30 +28,6 @@ def share_processors() -> None:
     gains, and the actors need some of them too.
     """
     os.environ.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
-
-
-def check_actors(actors: int, envs_per_actor: int, engine: str, address: str | None) -> None:
-    """Refuses more actors and environments than fit into the memory of this machine.
-
-    Args:
-      actors: number of actors.
-      envs_per_actor: environments of each.
-      engine: "threads", "processes" or "ray".
-      address: Ray cluster to run on, whose memory is not known here; None for this machine.
-
-    Raises:
-      ConfigError: if they do not fit.
-    """
-    memory = available_memory()
-    if address is not None or memory == float("inf"):
-        return
-    base = _ACTOR_BYTES[engine]
-    where = f"with --launch {engine} and {memory / 1e9:.1f} GB of free memory"
-    most = max(1, int(memory / (base + _ENVIRONMENT_BYTES)))
-    check_option(actors <= most, "actors", f"at most {most} {where}", actors)
-    most = max(1, int((memory / actors - base) / _ENVIRONMENT_BYTES))
-    expected = f"at most {most} with --actors {actors}, {where.removeprefix('with ')}"
-    check_option(envs_per_actor <= most, "envs_per_actor", expected, envs_per_actor)
 
 
 def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> lp.ProgramManager:

@@ -15,7 +15,7 @@ from agents.cli import video
 from agents.config import resolved
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
 from agents.nodes import run_plan
-from agents.runs import launching
+from agents.runs import preparation
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.processes.ports import OPEN_PORTS
@@ -82,7 +82,7 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
     ],
 )
 def test_a_bad_option_is_named(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(launching, "available_memory", lambda: 8e9)
+    monkeypatch.setattr(preparation, "available_memory", lambda: 8e9)
     monkeypatch.setattr(run_plan, "_count_gpus", lambda: 0)
     assert main.main(["train", "d4pg", *TRAIN, "--run-dir", str(tmp_path / "run"), *words]) == 2
     text = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().err).split())

@@ -14,7 +14,7 @@ from agents.cli import video
 from agents.d4pg import PixelD4PGConfig
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
-from agents.runs import bottleneck, training
+from agents.runs import bottleneck, preparation
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
@@ -112,15 +112,15 @@ def test_steps_are_those_of_the_simulator(tmp_path):
 def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
     run, frame = RunDirectory(tmp_path / "run"), PixelConfig(24, 24)
     asked = options(run.path, env="cartpole:balance", frame=frame)
-    mode = training.resolved(asked, run).frame.render
+    mode = preparation.resolved(asked, run).frame.render
     assert mode == rendering.resolve("auto")
-    assert training.resolved(options(run.path), run).frame == FRAME, "it draws itself"
+    assert preparation.resolved(options(run.path), run).frame == FRAME, "it draws itself"
     for stored in ("exact", "fast"):
         frame = dataclasses.replace(frame, render=stored)
         (tmp_path / stored).mkdir()
         run = RunDirectory(tmp_path / stored)
         run.describe("d4pg", dataclasses.replace(asked, frame=frame).identity, {})
-        assert training.resolved(asked, run).frame == frame
+        assert preparation.resolved(asked, run).frame == frame
     other = dataclasses.replace(frame, render="exact")
     with pytest.raises(UsageError, match=r"pixels\.render was 'fast' and is now 'exact'"):
         d4pg.command.train(options(run.path, env="cartpole:balance", frame=other))
@@ -128,7 +128,7 @@ def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
 
 def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, monkeypatch):
     """Its discount of an action and its renderer follow from its own task and machine."""
-    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
     agent = dataclasses.replace(SMALL, discount="auto", precision="auto")
     asked = options(first.path, env="cartpole:balance", frame=PixelConfig(24, 24), agent=agent)
@@ -175,7 +175,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkey
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
         d4pg.command.train(options(tmp_path / "run", **long))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
-    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     # A short run does not fill it.
     assert d4pg.command.train(options(tmp_path / "short", agent=agent)) == 0
     # The machines of a cluster may have more memory than this one.
@@ -184,7 +184,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkey
 
 
 def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
     around = {"wrap": ("tests.environments.faulty:drawing",), "time_limit": 5}
     asked = options(tmp_path / "run", env="environments.fakes:chain", agent=agent, **around)
@@ -193,9 +193,9 @@ def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, 
 
 
 def test_a_long_play_for_the_estimate_is_told(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
-    warn = training._LOG.warning
+    warn = preparation._LOG.warning
     assert d4pg.command.train(options(tmp_path / "a", agent=agent)) == 0
     assert "to estimate the memory" not in caplog.text
     warners = [one for one in threading.enumerate() if getattr(one, "function", None) == warn]

@@ -10,11 +10,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
@@ -24,7 +22,7 @@ from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.runs import events, metrics, tensorboard
+from rl_replicator.runs import events, tensorboard
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 from tests.rl_replicator.learners import tiny_learners
@@ -65,50 +63,6 @@ def finish(process, status=0):
 def weights(run):
     path = Checkpointer(run / "checkpoints").latest().path
     return VariableValues.read(path / "learner")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.processes
-def test_two_replicas_kill_and_resume(folder):
-    words = ("train", NAME, "--replicas", 2, "--steps", 1500, "--deterministic", "--run-dir")
-    whole = start(folder, *words, "whole")
-    killed = start(folder, *words, "killed", "--checkpoint-seconds", 0.1)
-    while not any((folder / "killed").glob("checkpoints/0*")):
-        assert killed.poll() is None, killed.stderr.read()
-        time.sleep(0.05)
-    os.kill(forked.program(killed), signal.SIGKILL)
-    killed.communicate()
-    assert Checkpointer(folder / "killed" / "checkpoints").latest().step < 1500
-    resumed = start(folder, *words, "killed")
-    printed = finish(whole)
-    accuracy = float(printed.splitlines()[-1].split()[1].rstrip(","))
-    assert accuracy > 0.99 and "after 1,500 steps" in printed
-    again = finish(resumed)
-    assert again.startswith("continuing in killed\n")
-    told = events.read(folder / "killed")
-    assert [event.event for event in told] == ["started", "continued", "finished"]
-    assert events.faults(told) == told[1:2]
-    line = lambda text: text.splitlines()[-1].partition(" steps")[0]  # noqa: E731 - with the accuracy.
-    assert line(again) == line(printed)
-    want = weights(folder / "whole")
-    for name, value in weights(folder / "killed").items():
-        np.testing.assert_array_equal(value, want[name], name)
-    np.testing.assert_array_equal(
-        read_metrics(folder / "killed", "evaluation")["steps"], [500, 1000, 1500]
-    )
-
-
-@pytest.mark.processes
-def test_interrupt_says_how_to_go_on(folder):
-    process = start(folder, "train", NAME, "--steps", 10**6, "--run-dir", "my run")
-    while not (folder / "my run" / "metrics" / "train.csv").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out = finish(process, 128 + signal.SIGINT)
-    step = Checkpointer(folder / "my run" / "checkpoints").latest().step
-    how = "continue with: rl-replicator train --run-dir 'my run'"
-    assert f"stopped and saved at step {step:,}; {how}\n" in out
 
 
 FROM_PYTHON = f"""
@@ -180,7 +134,6 @@ def test_so_is_a_job_of_one_process_with_other_replicas(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (metrics._Table, "write"),
         (tensorboard.EventFile, "add_scalar"),
         (tensorboard.EventFile, "add_image"),
         (Path, "write_bytes"),  # The PNG of `Learner.images`.
