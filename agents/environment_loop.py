@@ -10,7 +10,7 @@ import numpy as np
 from acme import core
 
 from agents.agent import BatchActor
-from environments.engines.batch import BatchEnvironment
+from environments.engines import BatchEnvironment
 
 _LOG = logging.getLogger("agents")
 

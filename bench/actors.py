@@ -29,7 +29,7 @@ from agents.environment_loop import explore, interact
 from agents.learning.variables import copy_variables
 from agents.replay.transitions import TABLE
 from bench import harness, peers
-from environments.engines.batch import EnvironmentsInTurn
+from environments.engines import EnvironmentsInTurn
 
 DOMAIN, TASK = "cheetah", "run"
 NUM_ACTIONS, SIGMA = 6, 0.3

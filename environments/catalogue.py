@@ -87,7 +87,7 @@ def make(
       seed: seed of the environment, from 0 to 2**32 - 1.
       pixels: configuration of the frames, [height, width, 3] uint8, to observe instead of the
         state; None to observe the state.
-      wrap: import paths of wrappers, see `environments.wrappers.wrapping`.
+      wrap: import paths of wrappers, see `environments.wrappers`.
       time_limit: environment steps after which an episode is truncated, if it has not ended; None
         to keep only the environment's own limit.
 
@@ -125,9 +125,9 @@ def surround(
       time_limit: see `make`.
     """
     if wrap or time_limit is not None:
-        from environments.wrappers import wrapping
+        from environments import wrappers
 
-        environment = wrapping.wrap(environment, wrap, time_limit, name, seed)
+        environment = wrappers.wrap(environment, wrap, time_limit, name, seed)
     if pixels is None:
         return environment
     from environments.pixels.environment import PixelEnvironment
@@ -140,11 +140,11 @@ def _make(name: str, seed: int, drops_images: bool) -> Environment:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
     left, colon, right = name.partition(":")
     if left in _LIBRARIES and right:
-        from environments.libraries import dm_control_tasks, gymnasium_ids
+        from environments.libraries import by_name
 
-        is_gymnasium = left == "gym"
-        made = gymnasium_ids.make(right) if is_gymnasium else dm_control_tasks.make(right, seed)
-        return adapt(made, seed, name, drops_images)
+        if left == "gym":
+            return adapt(by_name.make_gymnasium(right), seed, name, drops_images)
+        return adapt(by_name.make_dm_control(right, seed), seed, name, drops_images)
     if not (colon and left and right) or ":" in right:
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
     from environments import suite
@@ -199,7 +199,7 @@ def adapt(
         return adapted
     # Compares module names instead of classes, to avoid importing gymnasium unnecessarily.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
-        from environments import gymnasium_adapter
+        from environments.libraries import gymnasium_adapter
 
         return gymnasium_adapter.adapt(environment, seed, name, drops_images)
     raise EnvironmentSpecError(
@@ -210,12 +210,12 @@ def adapt(
 
 def _physics_render(environment: Any) -> flat.Render | str:
     """Returns the renderer of an environment's physics; "" if it has none."""
-    from environments.pixels import camera, views
+    from environments.pixels import camera
 
-    if not views.is_physics(getattr(environment, "physics", None)):
+    if not camera.is_physics(getattr(environment, "physics", None)):
         return ""
     # Looked up for each frame, because some environments make a new physics for each episode.
-    return camera.VideoCamera(lambda: environment.physics)
+    return camera.Camera(lambda: environment.physics)
 
 
 def _call_factory(name: str, seed: int) -> Any:

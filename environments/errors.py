@@ -30,11 +30,6 @@ class EnvironmentDataError(EnvironmentUsageError):
 class EnvironmentConstructionError(EnvironmentUsageError):
     """A user's module, factory or wrapper raised; its error is the cause."""
 
-    def reason(self) -> str:
-        """Returns the type and the text of the cause; the whole message if there is no cause."""
-        cause = self.__cause__
-        return str(self) if cause is None else f"{type(cause).__name__}: {cause}"
-
 
 class RenderingUnavailableError(RuntimeError):
     """This machine cannot render frames: off-screen OpenGL or a package is missing."""
@@ -63,7 +58,7 @@ def of_user_code(name: str, purpose: str) -> Iterator[None]:
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise EnvironmentConstructionError(
-            f"expected {name} to {purpose}, got {text}{_place(error)}; correct it"
+            f"expected {name} to {purpose}, got {text}{place(error)}; correct it"
         ) from error
 
 
@@ -107,7 +102,7 @@ def lacks(module: str, error: ModuleNotFoundError) -> bool:
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
-def _place(error: Exception) -> str:
+def place(error: Exception) -> str:
     """Returns the file and line that raised; "" if the error's own text names them."""
     frames = [
         frame

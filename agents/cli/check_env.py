@@ -24,7 +24,7 @@ def run(args: Sequence[str]) -> int:
     import tyro
 
     import environments
-    from environments.examination import findings
+    from environments import examination
     from rl_replicator.cli import options
     from rl_replicator.errors import check_option
 
@@ -59,8 +59,8 @@ def run(args: Sequence[str]) -> int:
         return environments.make(chosen.env, seed, frame, chosen.wrap, chosen.time_limit)
 
     wrong = 0
-    for finding in findings.examine(make, chosen.max_steps):
-        wrong += finding.verdict == findings.WRONG
+    for finding in examination.examine(make, chosen.max_steps):
+        wrong += finding.verdict == examination.WRONG
         remedy = f"; {finding.remedy}" if finding.remedy else ""
         text = " ".join(finding.text.split())
         print(f"{finding.verdict:<5} {finding.subject}: {text}{remedy}", flush=True)

@@ -13,7 +13,7 @@ from dm_env import specs
 from agents.datasets import minari_library
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
-from environments.timesteps import reward_limits
+from environments.flat.timesteps import reward_limits
 from rl_replicator.errors import UsageError
 
 _METADATA_FILE = "metadata.json"

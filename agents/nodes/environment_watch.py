@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import launchpad as lp
 from agents.nodes.run_plan import RunPlan
-from environments.engines.batch import BatchEnvironment, EnvironmentsInTurn
+from environments.engines import BatchEnvironment, EnvironmentsInTurn
 from rl_replicator.errors import UsageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -48,7 +48,7 @@ def make_environments(
       The environments, and the objects whose calls step them.
     """
     if plan.env_engine == "envpool":
-        from environments.engines.envpool_pool import EnvPoolEnvironments
+        from environments.engines import EnvPoolEnvironments
 
         name, threads = plan.task.name, max(1, (os.cpu_count() or 1) // plan.num_actors)
         pool = _construct(who, plan, lambda: EnvPoolEnvironments(name, seeds, threads))

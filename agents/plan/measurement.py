@@ -30,7 +30,7 @@ from agents.replay.input import draw
 from agents.replay.table import PREFETCHED_BATCHES, TABLE
 from agents.replay.transitions import transitions_per_item
 from agents.task import Task
-from environments.engines.batch import EnvironmentsInTurn
+from environments.engines import EnvironmentsInTurn
 from launchpad.rpc import courier
 from rl_replicator.processes import ports
 

@@ -156,9 +156,9 @@ class AgentCommand:
         # An unknown environment is noticed before TensorFlow is imported.
         environment_spec = options.task.spec()
         if options.env_engine == "envpool":
-            from environments.engines import envpool_tasks
+            from environments import engines
 
-            envpool_tasks.check(options.env)
+            engines.check_envpool(options.env)
         from agents.runs.run import train
 
         return train(self, options, environment_spec, listener)

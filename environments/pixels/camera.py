@@ -1,7 +1,6 @@
 """Renders frames of a MuJoCo model.
 
 A camera makes its scene and context once, whereas dm_control makes a new scene for every frame.
-
 Functions import mujoco themselves, because it must be imported with OpenGL disabled; see
 `environments.pixels.rendering`.
 """
@@ -9,6 +8,7 @@ Functions import mujoco themselves, because it must be imported with OpenGL disa
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -47,42 +47,84 @@ RENDER_SETTINGS = MappingProxyType({"exact": EXACT, "fast": FAST})
 
 
 class Camera:
-    """Renders the current state of a model at one size from one camera.
+    """Renders the current state of a physics, which may be another one in each episode.
 
-    Opens an OpenGL context of its own for the first frame. Any thread may render frames.
-
-    Attributes:
-      model: the `mujoco.MjModel`.
-      data: the `mujoco.MjData` with the state. It may be replaced by another of the same model.
+    It does not use dm_control's contexts, because these belong to the thread that rendered first
+    and fail if another thread frees them. Any thread may render frames.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        data: Any,
-        height: int,
-        width: int,
-        camera: int | str,
-        settings: RenderSettings,
-    ):
-        """Makes the scene.
+    def __init__(self, find_physics: Callable[[], Any], settings: RenderSettings = EXACT):
+        """Stores the function. The first frame opens an OpenGL context.
 
         Args:
-          model: a `mujoco.MjModel`.
-          data: its `mujoco.MjData`.
-          height: height of a frame in pixels.
-          width: width of a frame in pixels.
-          camera: index or name of a camera; -1, and 0 in a model without cameras, is the free one.
+          find_physics: returns the `dm_control.mujoco.Physics` to render; called for each frame,
+            because some tasks compile a new model for each episode, and `composer` then makes a new
+            physics; a new physics may also share its predecessor's model.
           settings: rendering settings, such as EXACT or FAST.
+        """
+        self._find_physics, self._settings = find_physics, settings
+        self._drawing: _Drawing | None = None
+        self._key: tuple[Any, ...] = ()
+
+    def __call__(self, height: int, width: int, camera: int | str) -> np.ndarray:
+        """Renders the current state for a video, in which anything may have changed.
+
+        Args:
+          height: height of the frame in pixels.
+          width: width of the frame in pixels.
+          camera: index or name of a camera; -1, and 0 in a model without cameras, is the free one.
+
+        Returns:
+          A new array, [height, width, 3] uint8.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
+          RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
+        self.renew_terrain()
+        return self.frame(height, width, camera)
+
+    def frame(self, height: int, width: int, camera: int | str) -> np.ndarray:
+        """Renders the current state as `__call__` does, with the terrain of the last renewal."""
+        physics = self._find_physics()
+        return self._drawing_of(physics.model.ptr, height, width, camera).frame(physics.data.ptr)
+
+    def renew_terrain(self) -> None:
+        """Makes the next frame upload the height fields. Call it when they may have changed."""
+        if self._drawing is not None:
+            self._drawing.terrain_is_new = True
+
+    def check(self, height: int, width: int, camera: int | str) -> None:
+        """Raises EnvironmentSpecError if the model has no such camera. Loads no OpenGL."""
+        self._drawing_of(self._find_physics().model.ptr, height, width, camera)
+
+    def _drawing_of(self, *key: Any) -> _Drawing:
+        if self._drawing is None or self._key != key:
+            self.close()
+            self._drawing, self._key = _Drawing(self._settings, *key), key
+        return self._drawing
+
+    def close(self) -> None:
+        """Destroys the OpenGL context. A later frame opens a new one."""
+        if self._drawing is not None:
+            self._drawing.close()
+            self._drawing = None
+
+
+class _Drawing:
+    """A scene and a context for frames of one model and one size from one camera.
+
+    Attributes:
+      terrain_is_new: whether the next frame uploads the height fields.
+    """
+
+    def __init__(
+        self, settings: RenderSettings, model: Any, height: int, width: int, camera: int | str
+    ):
         import mujoco
 
-        self.model, self.data = model, data
+        self._model, self._settings = model, settings
         self._height, self._width = height, width
-        self._settings = settings
         self._mujoco = mujoco
         self._camera = _mujoco_camera(model, camera)
         self._option = mujoco.MjvOption()
@@ -94,50 +136,37 @@ class Camera:
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name.upper()}")] = 0
         self._area = mujoco.MjrRect(0, 0, width, height)
         self._upside_down = np.empty((height, width, 3), np.uint8)
-        self._terrain_is_new = False
+        self.terrain_is_new = False
         self._context: Context | None = None
 
-    def renew_terrain(self) -> None:
-        """Makes the next frame upload the height fields. Call it when they may have changed."""
-        self._terrain_is_new = True
-
-    def frame(self) -> np.ndarray:
-        """Renders the current state.
-
-        Returns:
-          A new array, [height, width, 3] uint8.
-
-        Raises:
-          RenderingUnavailableError: if OpenGL is unavailable on this machine.
-        """
-        mujoco = self._mujoco
-        if self._context is None:
-            self._open()
-        assert self._context is not None
-        with self._context.current():
-            if self._terrain_is_new:
-                for terrain in range(self.model.nhfield):
-                    mujoco.mjr_uploadHField(self.model, self._drawing, terrain)
-                self._terrain_is_new = False
+    def frame(self, data: Any) -> np.ndarray:
+        """Renders the state in a `mujoco.MjData` of the model."""
+        mujoco, model = self._mujoco, self._model
+        context = self._context or self._open()
+        with context.current():
+            if self.terrain_is_new:
+                for terrain in range(model.nhfield):
+                    mujoco.mjr_uploadHField(model, self._resources, terrain)
+                self.terrain_is_new = False
             mujoco.mjv_updateScene(
-                self.model,
-                self.data,
+                model,
+                data,
                 self._option,
                 self._perturb,
                 self._camera,
                 mujoco.mjtCatBit.mjCAT_ALL,
                 self._scene,
             )
-            mujoco.mjr_render(self._area, self._scene, self._drawing)
-            mujoco.mjr_readPixels(self._upside_down, None, self._area, self._drawing)
+            mujoco.mjr_render(self._area, self._scene, self._resources)
+            mujoco.mjr_readPixels(self._upside_down, None, self._area, self._resources)
             # OpenGL counts rows from the bottom.
             return np.ascontiguousarray(self._upside_down[::-1])
 
-    def _open(self) -> None:
+    def _open(self) -> Context:
         """Opens the context. Changes the model's settings and restores them."""
         mujoco = self._mujoco
-        context = Context(self._width, self._height)
-        visual = self.model.vis
+        context = Context(self, self._width, self._height)
+        visual = self._model.vis
         wanted = [(visual.quality, name, value) for name, value in self._settings.quality]
         # The model asks for a buffer of its largest video; one of the frame's size suffices.
         wanted += [
@@ -150,16 +179,17 @@ class Camera:
                 setattr(owner, name, value)
             with context.current():
                 # The smallest font, because it loads fastest and no text is rendered.
-                drawing = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_50)
-                context.keep(drawing)
-                mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing)
+                resources = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_50)
+                context.contents.append(resources)
+                mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, resources)
         finally:
             for owner, name, value in before:
                 setattr(owner, name, value)
-        self._context, self._drawing = context, drawing
+        self._context, self._resources = context, resources
+        return context
 
     def close(self) -> None:
-        """Destroys the context. A later frame opens a new one."""
+        """Destroys the context."""
         if self._context is not None:
             self._context.close()
             self._context = None
@@ -188,47 +218,7 @@ def _mujoco_camera(model: Any, camera: int | str) -> Any:
     return made
 
 
-class VideoCamera:
-    """Renders frames for videos, equal to dm_control's; called like `flat.Environment.render`.
-
-    It does not use dm_control's contexts, because these belong to the thread that rendered first
-    and fail if another thread frees them.
-    """
-
-    def __init__(self, find_physics: Callable[[], Any]):
-        """Stores the function. The first frame opens the context.
-
-        Args:
-          find_physics: returns the `dm_control.mujoco.Physics` to render; called for each frame.
-        """
-        self._find_physics = find_physics
-        self._camera: Camera | None = None
-        self._key: tuple[Any, ...] = ()
-
-    def __call__(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
-        """Renders the current state.
-
-        Args:
-          height: height of the frame in pixels.
-          width: width of the frame in pixels.
-          camera_id: index or name of a camera.
-
-        Returns:
-          A new array, [height, width, 3] uint8.
-
-        Raises:
-          EnvironmentSpecError: if the model has no such camera.
-          RenderingUnavailableError: if OpenGL is unavailable on this machine.
-        """
-        physics = self._find_physics()
-        key = (physics.model.ptr, height, width, camera_id)
-        if self._camera is None or key != self._key:
-            if self._camera is not None:
-                self._camera.close()
-            self._camera = Camera(
-                physics.model.ptr, physics.data.ptr, height, width, camera_id, EXACT
-            )
-            self._key = key
-        self._camera.data = physics.data.ptr  # A new physics may share its predecessor's model.
-        self._camera.renew_terrain()
-        return self._camera.frame()
+def is_physics(candidate: Any) -> bool:
+    """Returns whether `candidate` is a dm_control physics, without importing dm_control."""
+    engine = sys.modules.get("dm_control.mujoco.engine")
+    return engine is not None and isinstance(candidate, engine.Physics)

@@ -10,7 +10,9 @@ import numpy as np
 from dm_env import specs
 
 from environments import flat
-from environments.pixels import views
+from environments.errors import EnvironmentSpecError
+from environments.pixels import rendering
+from environments.pixels.camera import RENDER_SETTINGS, Camera, is_physics
 from environments.pixels.config import PixelConfig
 
 
@@ -44,7 +46,25 @@ class PixelEnvironment(dm_env.Environment):
         """
         self._environment = environment
         self._action_repeat = config.repeats(name)
-        self._view = views.view_of(environment, config)
+        self._view = config.height, config.width, config.camera
+        self._camera: Camera | None = None
+        self._render_mode = "own"
+        wrapped: Any = environment.wrapped
+        redraws = environment.is_redrawn and config.render != "fast"
+        if is_physics(getattr(wrapped, "physics", None)) and not redraws:
+            rendering.find()  # Raises if OpenGL is unavailable; the first frame loads it.
+            self._render_mode = rendering.resolve(config.render)
+            settings = RENDER_SETTINGS[self._render_mode]
+            self._camera = Camera(lambda: wrapped.physics, settings)
+            self._camera.check(*self._view)
+            self._draw: flat.Render = self._camera.frame
+        else:
+            self._draw = environment.renderer()
+            if config.render == "fast":
+                raise EnvironmentSpecError(
+                    f"expected render 'auto' or 'exact' for {type(wrapped).__qualname__}, "
+                    "which renders itself, got 'fast'; leave render at 'auto'"
+                )
         self._observation_spec = specs.BoundedArray(
             (config.height, config.width, 3), np.uint8, 0, 255, name="pixels"
         )
@@ -59,7 +79,7 @@ class PixelEnvironment(dm_env.Environment):
     @property
     def render_mode(self) -> str:
         """'fast' or 'exact'; 'own' if the environment renders itself."""
-        return self._view.render_mode
+        return self._render_mode
 
     @property
     def random_state(self) -> Any:
@@ -100,12 +120,13 @@ class PixelEnvironment(dm_env.Environment):
         """
         started = time.perf_counter()
         try:
-            return self._view.frame()
+            return self._draw(*self._view)
         finally:
             self.seconds_rendering += time.perf_counter() - started
 
     def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        self._view.begin_episode()
+        if self._camera is not None:
+            self._camera.renew_terrain()
         return timestep._replace(observation=self.frame())
 
     def observation_spec(self) -> specs.BoundedArray:
@@ -126,7 +147,8 @@ class PixelEnvironment(dm_env.Environment):
         return self._environment.render(height, width, camera_id)
 
     def close(self) -> None:
-        self._view.close()
+        if self._camera is not None:
+            self._camera.close()
         self._environment.close()
 
 

@@ -6,8 +6,8 @@ that was current before is then restored, for instance one of dm_control's, whic
 other code switches contexts.
 
 Finalizers make no OpenGL call: the garbage collector runs them in any thread at any allocation,
-possibly between two OpenGL calls of another context. A context that becomes unreachable is queued,
-and destroyed before the next one is opened, made current or closed.
+possibly between two OpenGL calls of another context. A context whose owner has become unreachable
+is queued, and destroyed before the next one is opened or made current.
 
 When the interpreter exits, each context is destroyed as soon as no thread draws with it, and none
 can be used afterwards. Otherwise a daemon thread could return from MuJoCo to a finalized
@@ -22,19 +22,33 @@ import collections
 import contextlib
 import importlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from environments.pixels import rendering
 
+# Contexts are opened and destroyed one at a time.
+_LOCK = threading.Lock()
+# Those not yet destroyed. Strong references keep their own finalizers from running.
+_open: set[Context] = set()
+# Finalizers append to it without a lock: the interrupted thread might already hold it.
+_unreachable: collections.deque[Context] = collections.deque()
+_is_exiting = _has_exit_hook = False
+
 
 class Context:
-    """One OpenGL context and the objects that live in it."""
+    """One OpenGL context and the objects that live in it. Only `close` destroys it.
 
-    def __init__(self, width: int, height: int):
+    Attributes:
+      contents: objects with a method `free` that must run with this context current.
+    """
+
+    def __init__(self, owner: Any, width: int, height: int):
         """Opens a context.
 
         Args:
+          owner: the object that uses the context, which is destroyed some time after it.
           width: largest width of a frame, in pixels.
           height: largest height of a frame, in pixels.
 
@@ -42,8 +56,22 @@ class Context:
           RenderingUnavailableError: if OpenGL is unavailable on this machine.
           RuntimeError: if the interpreter is exiting.
         """
-        self._native: _NativeContext | None = None  # For `__del__`, in case the next line raises.
-        self._native = _PROCESS.open(width, height)
+        global _has_exit_hook
+        _close_unreachable()
+        with _LOCK:
+            if _is_exiting:
+                raise RuntimeError("expected no new OpenGL context while Python exits, got one")
+            self._kind = rendering.enable().kind
+            self._lock = threading.Lock()
+            self.contents: list[Any] = []
+            with previous_restored(self._kind) as library:
+                self._native = library.GLContext(width, height)
+            _open.add(self)
+            if not _has_exit_hook:
+                # Hooks run in reverse order: this one precedes the hook that closes EGL's display.
+                atexit.register(_exit)
+                _has_exit_hook = True
+        weakref.finalize(owner, _unreachable.append, self).atexit = False
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -54,35 +82,38 @@ class Context:
         Raises:
           RuntimeError: if the context has been closed, by `close` or by the interpreter's exit.
         """
-        assert self._native is not None
-        _PROCESS.destroy_unreachable()
-        with self._native.current():
+        _close_unreachable()
+        with self._lock, previous_restored(self._kind):
+            if self._native is None:
+                raise RuntimeError("expected an open OpenGL context, got one that has been closed")
+            self._native.make_current()
             yield
 
-    def keep(self, content: Any) -> None:
-        """Registers `content`, to call its method `free` when the context is destroyed."""
-        assert self._native is not None
-        self._native.contents.append(content)
-
     def close(self) -> None:
-        """Destroys the context and its contents, from any thread. Later calls do nothing."""
-        assert self._native is not None
-        _PROCESS.destroy_unreachable()
-        _PROCESS.destroy(self._native)
+        """Destroys the context and its contents, from any thread, once no thread draws with it.
 
-    def __del__(self) -> None:
-        if self._native is not None:
-            _PROCESS.queue_unreachable(self._native)
+        Later calls do nothing.
+        """
+        with _LOCK, self._lock, previous_restored(self._kind):
+            if self._native is None:
+                return
+            # If this raises, the contents are kept: their own destructors call OpenGL as well.
+            self._native.make_current()
+            while self.contents:
+                self.contents.pop().free()
+            self._native.free()
+            self._native = None
+            _open.discard(self)
 
 
 def count() -> int:
     """Returns the number of contexts in this process that have not been destroyed."""
-    return len(_PROCESS.contexts)
+    return len(_open)
 
 
 @contextlib.contextmanager
-def previous_restored(kind: str) -> Iterator[None]:
-    """Restores this thread's current context after a `with` block.
+def previous_restored(kind: str) -> Iterator[Any]:
+    """Restores this thread's current context after a `with` block, and yields MuJoCo's module.
 
     Only for EGL: with OSMesa and GLFW, no context is current afterwards.
 
@@ -90,108 +121,30 @@ def previous_restored(kind: str) -> Iterator[None]:
       kind: the kind of OpenGL that is enabled, `Renderer.kind`.
     """
     library = importlib.import_module(f"mujoco.{kind}")
-    if kind == "egl":
-        egl = library.EGL
-        before = egl.eglGetCurrentContext()
-        try:
-            yield
-        finally:
-            display, none = library.EGL_DISPLAY, egl.EGL_NO_SURFACE
-            egl.eglMakeCurrent(display, none, none, before or egl.EGL_NO_CONTEXT)
-        return
+    before = library.EGL.eglGetCurrentContext() if kind == "egl" else None
     try:
-        yield
+        yield library
     finally:
-        if kind == "osmesa":  # dm_control uses OSMesa in its own threads.
+        if kind == "egl":
+            none = library.EGL.EGL_NO_SURFACE
+            library.EGL.eglMakeCurrent(
+                library.EGL_DISPLAY, none, none, before or library.EGL.EGL_NO_CONTEXT
+            )
+        elif kind == "osmesa":  # dm_control uses OSMesa in its own threads.
             library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
         else:
             library.glfw.make_context_current(None)
 
 
-class _NativeContext:
-    """An OpenGL context of the driver. Only `destroy` destroys it.
-
-    Attributes:
-      contents: objects with a method `free` that must run with this context current.
-    """
-
-    def __init__(self, width: int, height: int):
-        self._kind = rendering.enable().kind
-        self._library = importlib.import_module(f"mujoco.{self._kind}")
-        self._lock = threading.Lock()
-        self.contents: list[Any] = []
-        with previous_restored(self._kind):
-            self._context = self._library.GLContext(width, height)
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        with self._lock, previous_restored(self._kind):
-            if self._context is None:
-                raise RuntimeError("expected an open OpenGL context, got one that has been closed")
-            self._context.make_current()
-            yield
-
-    def destroy(self) -> None:
-        """Destroys it, once no thread draws with it. Later calls do nothing."""
-        with self._lock, previous_restored(self._kind):
-            if self._context is None:
-                return
-            # If this raises, the contents are kept: their own destructors call OpenGL as well.
-            self._context.make_current()
-            while self.contents:
-                self.contents.pop().free()
-            self._context.free()
-            self._context = None
+def _close_unreachable() -> None:
+    while _unreachable:
+        with contextlib.suppress(IndexError):  # Another thread took the last one.
+            _unreachable.popleft().close()
 
 
-class _ProcessContexts:
-    """All contexts of this process, which are opened and destroyed one at a time.
-
-    Attributes:
-      contexts: those not yet destroyed; strong references keep their own finalizers from running.
-    """
-
-    def __init__(self) -> None:
-        self.contexts: set[_NativeContext] = set()
-        # Finalizers append to it without a lock: the interrupted thread might already hold it.
-        self._unreachable: collections.deque[_NativeContext] = collections.deque()
-        self._lock = threading.Lock()
-        self._has_exit_hook = self._is_exiting = False
-
-    def open(self, width: int, height: int) -> _NativeContext:
-        self.destroy_unreachable()
-        with self._lock:
-            if self._is_exiting:
-                raise RuntimeError("expected no new OpenGL context while Python exits, got one")
-            native = _NativeContext(width, height)
-            self.contexts.add(native)
-            if not self._has_exit_hook:
-                # Hooks run in reverse order: this one precedes the hook that closes EGL's display.
-                atexit.register(self._exit)
-                self._has_exit_hook = True
-        return native
-
-    def queue_unreachable(self, native: _NativeContext) -> None:
-        self._unreachable.append(native)
-
-    def destroy_unreachable(self) -> None:
-        while self._unreachable:
-            try:
-                native = self._unreachable.popleft()
-            except IndexError:  # Another thread took the last one.
-                return
-            self.destroy(native)
-
-    def destroy(self, native: _NativeContext) -> None:
-        with self._lock:
-            native.destroy()
-            self.contexts.discard(native)
-
-    def _exit(self) -> None:
-        with self._lock:
-            self._is_exiting = True
-        for native in list(self.contexts):
-            self.destroy(native)
-
-
-_PROCESS = _ProcessContexts()
+def _exit() -> None:
+    global _is_exiting
+    with _LOCK:
+        _is_exiting = True
+    for context in list(_open):
+        context.close()

@@ -24,7 +24,7 @@ from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
 from agents.replay.frames import FrameLayout
 from agents.replay.transitions import Sample
-from environments.engines.batch import EnvironmentsInTurn
+from environments.engines import EnvironmentsInTurn
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart

@@ -15,8 +15,8 @@ import pytest
 from dm_env import specs
 
 import environments
-from environments import fakes, flat, randomness
-from environments.examination import findings
+from environments import examination, fakes, flat
+from environments.flat import randomness
 from environments.pixels.config import PixelConfig
 from tests.environments import gymnasium_fake
 
@@ -51,7 +51,7 @@ class Recorder(dm_env.Environment):
 
 
 def test_the_limits_of_each_action_are_named():
-    found = next(findings.examine(lambda seed: environments.adapt(Recorder()), max_steps=10))
+    found = next(examination.examine(lambda seed: environments.adapt(Recorder()), max_steps=10))
     assert found.text == "observes 1 number, takes 1 from -0.8 to 1.1, 1 from 2 to 6"
 
 
@@ -466,8 +466,8 @@ def test_training_from_state_loads_no_gl():
 import os, sys
 import numpy as np
 import environments
-from environments.engines import envpool_tasks
-envpool_tasks.check("cartpole:swingup")  # As the launcher does, which must not load GL either.
+from environments import engines
+engines.check_envpool("cartpole:swingup")  # As the launcher does, which must not load GL either.
 for name in ("cartpole:swingup", "quadruped:escape"):
     environment = environments.make(name, seed=0)
     for _ in range(3):

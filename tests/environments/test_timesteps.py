@@ -8,7 +8,8 @@ import pytest
 from dm_env import specs
 
 import environments
-from environments import EnvironmentDataError, timesteps
+from environments import EnvironmentDataError
+from environments.flat import timesteps
 
 LARGEST = float(np.finfo(np.float32).max)
 

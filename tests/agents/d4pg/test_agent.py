@@ -19,7 +19,7 @@ from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.local import LocalReplay
 from agents.replay.table import TABLE
-from environments.engines.batch import EnvironmentsInTurn
+from environments.engines import EnvironmentsInTurn
 from rl_replicator.errors import ConfigError
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step

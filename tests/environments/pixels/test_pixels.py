@@ -297,7 +297,7 @@ def test_gymnasium_frames_are_averaged():
     environment.reset()
     picture = gymnasium_fake.make(0).render()
     np.testing.assert_array_equal(environment.frame()[::4, ::2], picture)
-    from environments import gymnasium_adapter
+    from environments.libraries import gymnasium_adapter
 
     small = gymnasium_adapter._resized(picture, 1, 2)
     np.testing.assert_array_equal(small[0, 0], picture[:, :2].reshape(4, 3).mean(0).round())
@@ -437,20 +437,28 @@ def test_contexts_are_destroyed_from_any_thread():
     assert len(os.listdir("/proc/self/task")) <= threads
 
 
-def _lose(context):
-    """Leaves a context to the cyclic garbage collector."""
-    context.itself = context
+class Owner:
+    """Owns a context."""
+
+
+def _lose(size):
+    """Opens a context whose owner is left to the cyclic garbage collector."""
+    owner = Owner()
+    owner.itself = owner
+    with gl_context.Context(owner, size, size).current():
+        pass
 
 
 def test_the_garbage_collector_makes_no_opengl_call():
     """It runs finalizers in any thread, and so possibly between another context's OpenGL calls."""
     gc.collect()
-    context = gl_context.Context(16, 16)
+    owner = Owner()
+    context = gl_context.Context(owner, 16, 16)
     with context.current():
         pass
     count = gl_context.count()
     with context.current():
-        _lose(gl_context.Context(16, 16))
+        _lose(16)
         gc.collect()
         assert gl_context.count() == count + 1
     with context.current():
@@ -472,12 +480,12 @@ def test_frames_survive_threads_that_open_lose_and_collect_contexts():
     def churn():
         try:
             while not done.is_set():
-                for end in (_lose, gl_context.Context.close):
-                    context = gl_context.Context(8, 8)
-                    with context.current():
-                        gc.collect(0)
-                    end(context)
-                del context
+                owner = Owner()
+                context = gl_context.Context(owner, 8, 8)
+                with context.current():
+                    gc.collect(0)
+                context.close()
+                _lose(8)
                 gc.collect(1)
         except BaseException as error:
             errors.append(error)

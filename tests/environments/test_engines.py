@@ -8,9 +8,8 @@ import pytest
 
 import environments
 from agents.environment_loop import explore
-from environments.engines import envpool_tasks
-from environments.engines.batch import EnvironmentsInTurn
-from environments.engines.envpool_pool import EnvPoolEnvironments
+from environments import engines
+from environments.engines import EnvironmentsInTurn, EnvPoolEnvironments
 from environments.errors import EnvironmentUsageError
 
 TASK, LENGTH = "pendulum:swingup", 1000
@@ -128,10 +127,10 @@ def test_an_environment_depends_on_its_own_seed_alone(engine):
 
 
 def test_every_task_is_in_envpool_or_refused():
-    known = envpool_tasks.imported().list_all_envs()
+    known = engines.envpool().list_all_envs()
     names = environments.names()
-    assert {name for name in names if envpool_tasks.identifier(name) not in known} == set()
-    assert set(names) > envpool_tasks.NOT_COMPARED
+    assert {name for name in names if engines.envpool_name(name) not in known} == set()
+    assert set(names) > engines.NOT_COMPARED
 
 
 @pytest.mark.parametrize("name", ["environments.fakes:chain", "gym:Pendulum-v1", "dog:run"])

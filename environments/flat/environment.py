@@ -11,13 +11,13 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
-from environments import randomness, timesteps
 from environments.errors import (
     EnvironmentActionError,
     EnvironmentDataError,
     EnvironmentSpecError,
     of_user_code,
 )
+from environments.flat import randomness, timesteps
 
 # MuJoCo's largest number, which dm_control uses as the bound of unlimited actuators.
 NO_LIMIT = 1e10

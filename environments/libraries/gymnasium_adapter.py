@@ -14,8 +14,9 @@ import numpy as np
 from dm_env import specs
 from gymnasium import spaces
 
-from environments import flat, randomness
+from environments import flat
 from environments.errors import EnvironmentSpecError, RenderingUnavailableError, of_user_code
+from environments.flat import randomness
 from environments.pixels import gl_context, rendering
 
 # The methods `step` of wrappers that return rewards unchanged.
@@ -101,9 +102,19 @@ class GymnasiumEnvironment(dm_env.Environment):
         self._action_spec = _spec(environment.action_space, "action", _ACTIONS)
 
     @property
+    def environment(self) -> gymnasium.Env:
+        """The Gymnasium environment."""
+        return self._environment
+
+    @property
     def unwrapped(self) -> gymnasium.Env:
         """The Gymnasium environment without its wrappers."""
         return self._environment.unwrapped
+
+    @property
+    def _random(self) -> Any:
+        """Gymnasium's generator; None if `unwrapped` is a simulator that is no `gymnasium.Env`."""
+        return getattr(self._environment.unwrapped, "np_random", None)
 
     def reset(self) -> dm_env.TimeStep:
         start, self._start = self._start, None
@@ -112,7 +123,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         if start is not None and "seed" not in start:
             # The seed was for the environment's generators other than Gymnasium's. Their states are
             # unknown, and without a new seed they would repeat their earlier draws.
-            randomness.restore(self._environment.unwrapped.np_random, start)
+            randomness.restore(self._random, start)
             observation, _ = self._environment.reset()
         self._over = False
         return dm_env.restart(observation)
@@ -140,11 +151,14 @@ class GymnasiumEnvironment(dm_env.Environment):
             return specs.BoundedArray((), np.float64, low, high, name="reward")
         return specs.Array((), np.float64, name="reward")
 
-    def get(self) -> dict[str, Any]:
-        """Returns the state of Gymnasium's generator, or the seed for a first reset to come."""
-        if self._start is not None:
+    def get(self) -> dict[str, Any] | None:
+        """Returns the state of Gymnasium's generator, or the seed for a first reset to come.
+
+        None if the environment has no such generator.
+        """
+        if self._start is not None or self._random is None:
             return self._start
-        return randomness.snapshot(self._environment.unwrapped.np_random)
+        return randomness.snapshot(self._random)
 
     def set(self, state: Any) -> None:
         """Makes the next reset start from a state that `get` returned."""

@@ -1,15 +1,68 @@
-"""Gymnasium's environments by ID."""
+"""Environments of libraries by name: Gymnasium's, and dm_control's outside its suite."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from environments.errors import EnvironmentNameError, file_hint, of_user_code
-from environments.libraries.similar_names import hint
+from environments.pixels import rendering
+
+# dm:locomotion/TASK: the tasks without camera observations. dm_control renders a camera observation
+# at every step, even if the agent does not use it.
+_LOCOMOTION = ("cmu_humanoid_go_to_target",)
+_FEATURES = "features"
 
 
-def make(name: str) -> Any:
+def make_dm_control(name: str, seed: int) -> Any:
+    """Makes an environment of dm_control's manipulation or locomotion tasks.
+
+    Args:
+      name: `manipulation/TASK` or `locomotion/TASK`, see `dm_control_names`.
+      seed: seed of everything random in it.
+
+    Returns:
+      A `dm_env.Environment`.
+
+    Raises:
+      EnvironmentNameError: if there is no such task, or it has camera observations.
+    """
+    known = dm_control_names()
+    if name not in known:
+        raise EnvironmentNameError(
+            "expected 'dm:manipulation/TASK' or 'dm:locomotion/TASK' with a task without camera "
+            f"observations, got 'dm:{name}'{hint('dm:', name, known)}"
+        )
+    collection, _, task = name.partition("/")
+    if collection == "manipulation":
+        return _manipulation().load(task, seed)
+    with rendering.opengl_disabled():
+        from dm_control.locomotion.examples import basic_cmu_2019
+    return getattr(basic_cmu_2019, task)(np.random.RandomState(seed))
+
+
+def dm_control_names() -> tuple[str, ...]:
+    """Returns the names that `make_dm_control` takes, sorted. Imports dm_control."""
+    tasks = _manipulation().get_environments_by_tag(_FEATURES)
+    return tuple(
+        sorted(
+            [f"manipulation/{task}" for task in tasks] + [f"locomotion/{x}" for x in _LOCOMOTION]
+        )
+    )
+
+
+def _manipulation() -> Any:
+    with rendering.opengl_disabled():
+        from dm_control import manipulation
+    return manipulation
+
+
+def make_gymnasium(name: str) -> Any:
     """Makes a Gymnasium environment by its ID, with the time limit of its registration.
 
     Args:
@@ -69,3 +122,9 @@ def _construct(spec: Any) -> Any:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def hint(prefix: str, name: str, known: Iterable[str]) -> str:
+    """Returns a suggestion of similar names for an error message; "" if there are none."""
+    near = difflib.get_close_matches(name, known, n=2)
+    return f"; did you mean {' or '.join(prefix + other for other in near)}?" if near else ""

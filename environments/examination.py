@@ -1,0 +1,380 @@
+"""Plays an environment and finds what is wrong with it.
+
+`dm_env.test_utils` and Gymnasium's checker are stricter than agents: the first demands that a step
+after the last one resets, both that dtypes and bounds are those of the specs. So they judge nothing
+here; Gymnasium's checker explains why an environment raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+
+from environments import wrappers
+from environments.errors import (
+    EnvironmentConstructionError,
+    EnvironmentNameError,
+    EnvironmentUsageError,
+    RenderingUnavailableError,
+    place,
+)
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+
+# Observations beyond this make training slow without observation normalisation.
+_LARGE = 100.0
+# Float32 cannot tell whole numbers beyond this from their neighbours.
+_LARGEST_WHOLE = 2.0**24
+# The squares of larger errors overflow in float32 once they are summed.
+_LARGE_REWARD = 1e6
+# The range of a run's seeds. Half of them do not fit into a signed 32-bit integer.
+_SEEDS, _LAST_SEED = "from 0 to 2**32 - 1", 2**32 - 1
+# Relative tolerance of observation bounds, because observations are rounded to float32.
+_ROUNDING = 1e-4
+
+
+class EnvironmentFinding(NamedTuple):
+    """One finding of an examination.
+
+    Attributes:
+      verdict: OK, NOTE or WRONG.
+      subject: what was examined.
+      text: what was found.
+      remedy: what to do; empty if nothing.
+    """
+
+    verdict: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+class _ExaminationEndsError(Exception):
+    """The examination cannot continue; the only argument is the finding that says why."""
+
+
+def examine(
+    make: Callable[[int], Any], max_steps: int, episodes: int = 2
+) -> Iterator[EnvironmentFinding]:
+    """Makes an environment, plays it with random actions, and yields what it finds.
+
+    Args:
+      make: seed -> an environment as from `environments.make`, which observes its state or frames.
+      max_steps: steps within which an episode must end.
+      episodes: episodes to play.
+
+    Yields:
+      Findings, in the order of the examination, which ends at an error that prevents the rest.
+
+    Raises:
+      EnvironmentNameError: if there is no environment of that name.
+    """
+    try:
+        with _errors_of("construction", f"return an environment for every seed {_SEEDS}"):
+            environment = make(0)
+        yield from _specs(environment)
+        yield from _play(environment, max_steps, episodes)
+        yield _seeding(make, environment, max_steps)
+        yield from _repetition(environment, max_steps)
+        yield _rendering(environment)
+        with _errors_of("close", "raise nothing in close()"):
+            environment.close()
+    except _ExaminationEndsError as end:
+        yield end.args[0]
+
+
+@contextlib.contextmanager
+def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[None]:
+    """Returns a context that turns the exceptions of an environment into the last finding."""
+    try:
+        yield
+    except EnvironmentNameError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, EnvironmentConstructionError):
+            subject = "construction"
+        elif isinstance(error, RenderingUnavailableError):  # The environment observes frames.
+            subject, remedy = "rendering", ""
+        elif isinstance(error, EnvironmentUsageError):  # Names what is wrong, and the remedy.
+            is_made = environment is not None
+            subject, remedy = ("data", "") if is_made else ("specs", "see docs/environments.md")
+        else:
+            text = f"{type(error).__name__}: {error}{place(error)}{_complaint(environment)}"
+        raise _ExaminationEndsError(EnvironmentFinding(WRONG, subject, text, remedy)) from error
+
+
+def _complaint(environment: Any) -> str:
+    """Returns what Gymnasium's own checker says of an environment of Gymnasium that raises."""
+    gymnasium_environment = _gymnasium_of(environment)
+    if gymnasium_environment is None:
+        return ""
+    from gymnasium.utils import env_checker
+
+    try:
+        env_checker.check_env(gymnasium_environment, skip_render_check=True)
+    except Exception as error:
+        return f"; Gymnasium's checker says: {' '.join(str(error).split())}"
+    return ""
+
+
+def _gymnasium_of(environment: Any) -> Any:
+    """Returns the Gymnasium environment with its wrappers; None if it is of another kind."""
+    from environments.libraries.gymnasium_adapter import GymnasiumEnvironment
+
+    while environment is not None and not isinstance(environment, GymnasiumEnvironment):
+        environment = getattr(environment, "wrapped", None)
+    return environment and environment.environment
+
+
+def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
+    observations = environment.observation_spec()
+    is_frame = len(observations.shape) == 3
+    own = (environment.wrapped if is_frame else environment).own_action_spec
+    size = " x ".join(map(str, observations.shape))
+    observed = f"frames of {size}" if is_frame else "1 number" if size == "1" else f"{size} numbers"
+    limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
+    groups = itertools.groupby(zip(*limits, strict=True))
+    ranges = ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
+    yield EnvironmentFinding(OK, "specs", f"observes {observed}, takes {ranges}")
+    is_fixed = np.equal(*(limit.astype(np.float32) for limit in limits))
+    if is_fixed.any():
+        text = f"{is_fixed.sum()} of {is_fixed.size} can only have one value"
+        remedy = "leave them out, or widen their limits, unless this is intended"
+        yield EnvironmentFinding(NOTE, "actions", text, remedy)
+    normalizing = _gymnasium_of(environment)
+    while normalizing is not None:
+        kind = type(normalizing).__name__
+        if kind in ("NormalizeObservation", "NormalizeReward"):
+            text = (
+                f"{kind} in each environment: each actor and the evaluator has its own statistics"
+            )
+            remedy = "leave it out, and train with --agent.normalize-observations, or scale rewards"
+            yield EnvironmentFinding(NOTE, "normalisation", text, remedy)
+        normalizing = getattr(normalizing, "env", None)
+    spec = environment.reward_spec()
+    low = float(getattr(spec, "minimum", -math.inf))
+    high = float(getattr(spec, "maximum", math.inf))
+    if math.isfinite(low) and math.isfinite(high):
+        yield EnvironmentFinding(OK, "reward bounds", f"{low:g} to {high:g}")
+        return
+    yield EnvironmentFinding(
+        NOTE,
+        "reward bounds",
+        "none",
+        "D4PG needs them: bound reward_spec() (Gymnasium: reward_range), or give "
+        "--agent.value-min and --agent.value-max",
+    )
+
+
+def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[EnvironmentFinding]:
+    """Plays episodes until one does not end."""
+    random, shape = np.random.RandomState(0), environment.action_spec().shape
+    rewards: list[float] = []
+    inner_discounts: set[float] = set()
+    ends: list[tuple[int, float]] = []
+    # Observations are not kept: frames take much memory.
+    lowest, highest = np.array(np.inf), np.array(-np.inf)
+    with _errors_of("step", "raise nothing in reset() and step()", environment):
+        for episode in range(episodes):
+            environment.reset()
+            for step in range(1, max_steps + 1):
+                action = random.uniform(-1, 1, shape).astype(np.float32)
+                timestep = environment.step(action)
+                rewards.append(float(timestep.reward))
+                lowest = np.minimum(lowest, timestep.observation)
+                highest = np.maximum(highest, timestep.observation)
+                if timestep.last():
+                    ends.append((step, float(timestep.discount)))
+                    break
+                inner_discounts.add(float(timestep.discount))
+            if len(ends) == episode:
+                break
+    yield _ends(ends, episodes, max_steps)
+    if inner_discounts - {1.0}:
+        yield EnvironmentFinding(
+            NOTE,
+            "discount",
+            f"{min(inner_discounts):g} before the last step",
+            "the agent's own discount comes on top of it; return 1 unless this is intended",
+        )
+    yield _rewards(min(rewards), max(rewards))
+    yield from _observations(environment, lowest, highest)
+
+
+def _ends(ends: list[tuple[int, float]], episodes: int, max_steps: int) -> EnvironmentFinding:
+    if len(ends) < episodes:
+        count, limit = len(ends), f"within {max_steps:,} steps"
+        text = f"no episode ended {limit}"
+        if count:
+            text = f"episode {count + 1} did not end {limit}, but episode {count} did"
+        remedy = "end it, or give --time-limit (training needs ends to report returns)"
+        return EnvironmentFinding(WRONG, "end", text, remedy)
+    kinds = ["termination" if discount == 0 else "truncation" for _, discount in ends]
+    if len({length for length, _ in ends}) == 1 < len(ends) and set(kinds) == {"termination"}:
+        return EnvironmentFinding(
+            NOTE,
+            "end",
+            f"every episode terminated after {ends[0][0]} steps",
+            "if that is a time limit, it should truncate: dm_env.truncation (discount 1), or "
+            "truncated=True in Gymnasium; else the agent learns that no reward follows",
+        )
+    lengths = ", ".join(f"{n} ({kind})" for (n, _), kind in zip(ends, kinds, strict=True))
+    return EnvironmentFinding(OK, "end", f"episodes of {lengths} steps")
+
+
+def _rewards(low: float, high: float) -> EnvironmentFinding:
+    if low == high:
+        text = f"{low:g} at every step of random play"
+        remedy = "fine for a rare reward; otherwise check the reward function"
+        return EnvironmentFinding(NOTE, "reward", text, remedy)
+    if max(-low, high) > _LARGE_REWARD:
+        text = f"{low:.4g} to {high:.4g}, too large to learn from"
+        return EnvironmentFinding(NOTE, "reward", text, "divide them in a wrapper")
+    return EnvironmentFinding(OK, "reward", f"{low:.4g} to {high:.4g}")
+
+
+def _observations(
+    environment: Any, lowest: np.ndarray, highest: np.ndarray
+) -> Iterator[EnvironmentFinding]:
+    is_constant = lowest == highest
+    if is_constant.ndim == 3:
+        remedy = "choose a camera that sees the motion with --frame.camera, or correct render()"
+        if is_constant.all():
+            yield EnvironmentFinding(NOTE, "observation", "all frames were the same", remedy)
+        else:
+            text = f"{1 - is_constant.mean():.0%} of a frame changed"
+            yield EnvironmentFinding(OK, "observation", text)
+        return
+    largest, constant = float(np.maximum(-lowest, highest).max()), int(is_constant.sum())
+    if largest > _LARGE:
+        text = f"values up to {largest:.4g}"
+        if largest >= _LARGEST_WHOLE:
+            text += ", of which float32 keeps seven digits, so that neighbours may be the same"
+        remedy = "scale them in a wrapper, or train with --agent.normalize-observations"
+        if largest >= _LARGEST_WHOLE:
+            remedy = "subtract a constant, such as the time of the reset, before they are cast"
+        yield EnvironmentFinding(NOTE, "observation", text, remedy)
+    if constant:
+        text = f"{constant} of {is_constant.size} numbers never changed"
+        remedy = "leave them out if they carry no information"
+        yield EnvironmentFinding(NOTE, "observation", text, remedy)
+    if largest <= _LARGE and not constant:
+        yield EnvironmentFinding(OK, "observation", f"values up to {largest:.4g}")
+    low, high = environment.observation_bounds
+    with np.errstate(over="ignore"):  # The bounds may be the largest float64.
+        is_below = lowest < low - _ROUNDING * np.maximum(1, np.abs(low))
+        is_above = highest > high + _ROUNDING * np.maximum(1, np.abs(high))
+    if np.any(is_below | is_above):
+        example = lowest[is_below][0] if is_below.any() else highest[is_above][0]
+        yield EnvironmentFinding(
+            NOTE,
+            "observation bounds",
+            f"beyond them: {(is_below | is_above).sum()} of {low.size} numbers, such as "
+            f"{example:.4g}",
+            "agents do not need them; correct observation_spec() (Gymnasium: observation_space), "
+            "or the values",
+        )
+
+
+def _seeding(make: Callable[[int], Any], beside: Any, max_steps: int) -> EnvironmentFinding:
+    with _errors_of("seeding", f"take every seed {_SEEDS}"):
+        one, other = (_played_once(make(seed), max_steps) for seed in (1, _LAST_SEED))
+        # As in a run, several environments play in one process: they must share no generator.
+        again = _played_once(make(1), max_steps, beside)
+        later = [_played(beside, max_steps) for _ in range(2)]
+    if one != again:
+        return EnvironmentFinding(
+            WRONG,
+            "seeding",
+            "two environments with the same seed differ",
+            "draw everything from a generator of its own that is made from the seed, not from the "
+            "global ones of np.random and random",
+        )
+    if one == other:
+        return EnvironmentFinding(
+            NOTE,
+            "seeding",
+            "environments of different seeds are the same",
+            "fine for a deterministic environment; otherwise use the seed",
+        )
+    if later[0] == later[1]:
+        return EnvironmentFinding(
+            NOTE,
+            "seeding",
+            "the seed decides the first episode, and all later ones are the same",
+            "seed the generator once, not in every reset (Gymnasium: not if seed is None)",
+        )
+    return EnvironmentFinding(OK, "seeding", "the seed decides")
+
+
+def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding]:
+    with _errors_of("step", "raise nothing in a later episode", environment):
+        state = environment.random_state
+        if wrappers.innermost(state) is None:
+            text = "not found"
+            remedy = (
+                "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'"
+            )
+        else:
+            before = _played(environment, max_steps)
+            environment.random_state = state
+            if _played(environment, max_steps) == before:
+                return
+            text = "an episode that begins with the same one differs"
+            remedy = "keep nothing else from one episode to the next"
+    text += ", so a run with --deterministic cannot be continued"
+    yield EnvironmentFinding(NOTE, "random state", text, remedy)
+
+
+def _played_once(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
+    found = _played(environment, max_steps, *beside)
+    with contextlib.suppress(Exception):  # `examine` reports errors of closing.
+        environment.close()
+    return found
+
+
+def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
+    """Plays a fixed sequence of actions; returns the time steps, with observations as bytes.
+
+    Args:
+      environment: the environment.
+      max_steps: maximum number of steps, of which at most 50 are taken.
+      beside: environments that are stepped alternately with it.
+    """
+    in_turn = zip(*map(_timesteps, [*beside, environment]), strict=True)
+    return [
+        timestep._replace(observation=timestep.observation.tobytes())
+        for *_, timestep in itertools.islice(in_turn, min(max_steps, 50) + 1)
+    ]
+
+
+def _timesteps(environment: Any) -> Iterator[dm_env.TimeStep]:
+    """Yields time steps without end, for a fixed sequence of actions."""
+    random = np.random.RandomState(3)
+    shape = environment.action_spec().shape
+    timestep = environment.reset()
+    while True:
+        yield timestep
+        action = random.uniform(-1, 1, shape).astype(np.float32)
+        # As agents do: not every environment resets itself on the step after the last one.
+        timestep = environment.reset() if timestep.last() else environment.step(action)
+
+
+def _rendering(environment: Any) -> EnvironmentFinding:
+    """Tries a frame of a film. Agents need none, unless they observe frames, which were played."""
+    try:
+        environment.reset()
+        environment.render(48, 64)
+    except (EnvironmentUsageError, RenderingUnavailableError) as error:
+        return EnvironmentFinding(NOTE, "rendering", f"none, so no films: {error}")
+    except Exception as error:
+        text = f"none, so no films: {type(error).__name__}: {error}{place(error)}"
+        return EnvironmentFinding(NOTE, "rendering", text, "correct render(), or leave it out")
+    return EnvironmentFinding(OK, "rendering", "frames of the requested size")

@@ -1,1 +1,0 @@
-"""Finds what is wrong with an environment by playing it."""

@@ -1,1 +1,0 @@
-"""Wrappers for any environment: a user's own, and a time limit."""
