@@ -25,7 +25,8 @@ def check_start(module):
     assert any(np.any(variable) for variable in module.target.trainable_variables)
     trained = {v.ref() for v in module.trainable_variables}
     assert len(not_trained) > 1 and len(trained) > 1
-    optimizers = [x for x in vars(module).values() if isinstance(x, snt.optimizers.Adam)]
+    wrapped = [getattr(value, "optimizer", None) for value in vars(module).values()]
+    optimizers = [x for x in wrapped if isinstance(x, snt.optimizers.Adam)]
     assert sum(len(optimizer.m) for optimizer in optimizers) == len(trained - not_trained)
     assert module.num_steps.ref() not in trained
 

@@ -20,6 +20,7 @@ from agents.replay.config import ReplayConfig
 from environments.fakes import TargetMatching
 from rl_replicator.errors import CheckpointError, ConfigError
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import TARGET, make_plan
 
 
@@ -110,7 +111,7 @@ def make_node(kind, run_dir, total_steps=300, exploration="gaussian", **replay):
     replay = ReplayConfig(transitions_per_item=1, **replay)
     config = Config(replay=replay, exploration=exploration, exploration_random_steps=0)
     agent = kind(config, specs.make_environment_spec(environments.make(TARGET.name, seed=0)))
-    (run_dir / "config.json").write_text("{}")
+    RunDirectory(run_dir).describe("d4pg", {}, {})
     counter = restored_counter(run_dir, total_steps)
     return DeterministicNode(agent, make_plan(run_dir, total_steps), counter)
 
