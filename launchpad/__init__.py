@@ -29,7 +29,7 @@ from launchpad.address import (
 from launchpad.compat import context, register
 from launchpad.engines import flags
 from launchpad.engines.flags import LAUNCH_TYPE
-from launchpad.engines.fork_client import preload
+from launchpad.engines.forking import preload
 from launchpad.engines.launch import launch
 from launchpad.engines.manager import ProgramManager
 from launchpad.errors import (
@@ -56,6 +56,7 @@ from launchpad.nodes.base import RestartPolicy
 from launchpad.nodes.batching import batched_handler
 from launchpad.nodes.cacher import CacherNode
 from launchpad.nodes.colocation import MultiProcessingColocation, MultiThreadingColocation
+from launchpad.nodes.command import CommandNode, ServingCommandNode
 from launchpad.nodes.courier import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
 from launchpad.nodes.python import PyClassNode, PyNode
@@ -70,6 +71,7 @@ __all__ = [
     "AbstractAddressBuilder",
     "Address",
     "CacherNode",
+    "CommandNode",
     "CourierAuthenticationError",
     "CourierClient",
     "CourierDeadlineError",
@@ -92,6 +94,7 @@ __all__ = [
     "RestartPolicy",
     "ReverbHandle",
     "ReverbNode",
+    "ServingCommandNode",
     "SimpleLocalAddressBuilder",
     "batched_handler",
     "context",

@@ -40,7 +40,7 @@ class Address:
 
     A server binds its port first and then announces its address with `publish()`; all others wait
     in `resolve()`. A node that owns the address (`assign()`) and resolves it before it is published
-    gets a port that is reserved for it, for servers such as TensorFlow's, which must be given one.
+    gets a port that it can bind, for servers such as TensorFlow's, which must be given one.
 
     Attributes:
       name: Name for messages, or None.

@@ -83,6 +83,7 @@ class ExceptionRecord:
       pickled: The exception itself, or None if it does not pickle.
       is_collateral: True if it was caused by the loss of a peer, not by this code.
       stuck_secs: Seconds before the failure in which the node made no progress.
+      exit_code: Exit status of a command, or the negative number of the signal that killed it.
     """
 
     type_name: str
@@ -92,6 +93,7 @@ class ExceptionRecord:
     pickled: bytes | None = None
     is_collateral: bool = False
     stuck_secs: float = 0.0
+    exit_code: int | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> ExceptionRecord:
@@ -226,6 +228,8 @@ def as_status(error: Exception) -> Exception:
 
 # `ExceptionRecord.type_name` of a process that ended without reporting why.
 PROCESS_DIED = "ProcessDied"
+# `ExceptionRecord.type_name` of a command whose exit status says that a restart would not help.
+COMMAND_FAILED = "CommandFailed"
 
 
 class NodeFailedError(LaunchpadError):
@@ -237,6 +241,7 @@ class NodeFailedError(LaunchpadError):
       exception_type: Name of the original exception's class, or "ProcessDied".
       message: Message of the original exception.
       traceback_text: Traceback of the original exception as text; empty for a process that died.
+      exit_code: Exit status of a command, or the negative number of the signal that killed it.
     """
 
     def __init__(self, label: str, index: int, record: ExceptionRecord):
@@ -245,6 +250,7 @@ class NodeFailedError(LaunchpadError):
         self.exception_type = record.type_name
         self.message = record.message
         self.traceback_text = record.traceback_text
+        self.exit_code = record.exit_code
         self._record = record
         text = f"node {label}/{index} failed: {record.type_name}: {record.message}"
         if record.traceback_text:

@@ -8,10 +8,8 @@ of its own: if several programs run, `unambiguous()` raises an error in it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +30,6 @@ HEARTBEAT_SECS = 2.0
 
 # Delay before a node that called lp.stop() itself is interrupted, in seconds.
 _OWN_STOP_SECS = 1.0
-_INTERRUPT_AGAIN_SECS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +61,6 @@ class Callbacks:
       request_stop: () -> None: request that the whole program stops.
       interrupt: () -> None: raise SystemExit in the node's main thread, unless the node is no
         longer active when that becomes possible.
-      is_leaving: () -> bool: whether the node's main thread is handling a SystemExit.
       give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
       tell_failure: (error) -> None: report the error with which the node is about to fail.
     """
@@ -73,7 +69,6 @@ class Callbacks:
     set_state: Callable[[str], object]
     request_stop: Callable[[], object]
     interrupt: Callable[[], object]
-    is_leaving: Callable[[], bool]
     give_up: Callable[[Exception, float], object]
     tell_failure: Callable[[BaseException], object]
 
@@ -124,7 +119,6 @@ class NodeRuntime:
         # The programs launched by this node: a function that stops each, and the event of its end.
         self._programs: list[tuple[Callable[[], Any], threading.Event]] = []
         self._lock = threading.RLock()
-        self._placeholders: list[socket.socket] = []
         self._parts: list[NodeRuntime] = []
 
     @property
@@ -237,17 +231,11 @@ class NodeRuntime:
             self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)
 
     def _interrupt(self, delay_secs: float) -> None:
-        """Raises SystemExit in the node's main thread until the node ends or only serves.
-
-        It is raised repeatedly because Python drops exceptions in callbacks and finalizers; but not
-        while the node is handling the first one, because it may be saving.
-        """
+        """Raises SystemExit in the node's main thread, unless the node has ended or only serves."""
         time.sleep(delay_secs)
-        while self.is_active:
-            if not (self.was_interrupted and self._callbacks.is_leaving()):
-                self.was_interrupted = True
-                self._callbacks.interrupt()
-            time.sleep(_INTERRUPT_AGAIN_SECS)
+        if self.is_active:
+            self.was_interrupted = True
+            self._callbacks.interrupt()
 
     def notify_stop_in_thread(self) -> None:
         """Like `notify_stop`, but first makes this runtime the current one of a new thread."""
@@ -283,15 +271,17 @@ class NodeRuntime:
     def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
         """Returns the address of `key`, waiting until its owner has published it.
 
-        The owner itself never waits: a port is reserved for it and published immediately. The port
-        of its previous incarnation is reused if it is on this machine and still free.
+        The owner itself never waits: a port is chosen for it and published immediately, that of its
+        previous incarnation if it is on this machine and free.
 
         Raises:
           ProgramStoppedError: the program is stopping and the address is not known.
           TimeoutError: `timeout` seconds have passed.
         """
         if key in self.owned_keys and key not in self.published_keys:
-            address = f"{self.info.host}:{self._reserve_again(self.book.get(key))}"
+            host, _, port = (self.book.get(key) or "").rpartition(":")
+            before = int(port) if host == self.info.host and port.isdigit() else 0
+            address = f"{self.info.host}:{ports.choose(self.info.host, before)}"
             self.publish(key, address)
             return address
         started = told = time.monotonic()
@@ -318,34 +308,6 @@ class NodeRuntime:
                     f" ({name})" if name else "",
                     now - started,
                 )
-
-    def _reserve_again(self, address: str | None) -> int:
-        """Reserves the port of an earlier address of this node, or a free one."""
-        host, _, port = (address or "").rpartition(":")
-        if host == self.info.host and port.isdigit():
-            with contextlib.suppress(OSError):
-                return self.reserve_port(int(port))
-        return self.reserve_port()
-
-    def reserve_port(self, port: int = 0) -> int:
-        """Reserves a port for this node until `close()`, and returns it; see `ports.reserve`.
-
-        Args:
-          port: The port; 0 for any free one.
-
-        Raises:
-          OSError: The port is in use.
-        """
-        holder = ports.reserve(self.info.host, port)
-        self._placeholders.append(holder)
-        return holder.getsockname()[1]
-
-    def close(self) -> None:
-        """Releases the reserved ports."""
-        for part in self._parts:
-            part.close()
-        while self._placeholders:
-            self._placeholders.pop().close()
 
 
 _thread = threading.local()

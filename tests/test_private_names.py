@@ -14,9 +14,9 @@ from tests import structure
 PRIVATE_MODULES = ("tensorflow.python.", "keras.src.", "sonnet.src.", "ray._private.")
 # Names that are documented or belong to Python itself.
 KNOWN = {
-    *("_asdict", "_fields"),  # Of named tuples.
+    *("_asdict", "_fields", "_replace"),  # Of named tuples.
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
-    *("_acquireLock", "_current_exceptions", "_releaseLock", "_shutdown"),
+    "_shutdown",
     "_ReadVariablesOp",  # An operation.
     *("_lower_using_switch_merge", "_read_only_resource_inputs"),  # Attributes of operations.
     *("_output_shapes", "_own_classifier", "_block_", "_step_", "_"),  # Texts that look like names.

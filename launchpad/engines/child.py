@@ -30,10 +30,6 @@ _LAUNCHER_SECS = 3.0
 _LOOK_SECS = 0.1
 # The threads and exit handlers of a failed node have this long to end, in seconds.
 _FAILED_SECS = 5.0
-# Delay before the signal is repeated to a node that could not be interrupted, in seconds.
-_PUT_OFF_SECS = 0.01
-# A node that could not be interrupted for this many seconds waits for another thread's lock.
-_STILL_SECS = 1.0
 _BY_SIGTERM = "the process was ended by SIGTERM"
 
 
@@ -72,7 +68,6 @@ class Child:
         self._book = lp_address_book.AddressBook(spec.addresses)
         self._may_begin = threading.Event()
         self._launcher_runs = threading.Event()
-        self._is_put_off = self._stands_still = False
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,
@@ -82,8 +77,7 @@ class Child:
                 publish=lambda key, address: channel.send("publish", key, address),
                 set_state=lambda state: channel.send("state", state),
                 request_stop=lambda: channel.send("stop"),
-                interrupt=self._interrupt,
-                is_leaving=lambda: node_thread.is_leaving(threading.main_thread().ident),
+                interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
                 give_up=self._give_up,
                 tell_failure=lambda error: channel.send("failed", errors.ExceptionRecord.of(error)),
             ),
@@ -142,23 +136,10 @@ class Child:
         sys.stderr.flush()
         os._exit(1)
 
-    def _interrupt(self) -> None:
-        """Raises SystemExit in the main thread, at a point where this leaves no lock held."""
-        self._is_put_off = True
-        since = time.monotonic()
-        while self._is_put_off and self.runtime.is_active:
-            self._is_put_off = False
-            # Then it waits for a lock, and a signal ends the wait before the lock is acquired.
-            self._stands_still = time.monotonic() - since > _STILL_SECS
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(_PUT_OFF_SECS)
-
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # The node may have left its run() by itself since the interrupt was sent.
         if self.runtime.was_interrupted and self.runtime.is_active:
-            if self._stands_still or not node_thread.is_delicate(frame):
-                raise SystemExit(0)
-            self._is_put_off = True  # It would leave a lock held that an exit handler may need.
+            raise SystemExit(0)
         if not self.runtime.stop_event.is_set():
             threading.Thread(target=self._obey_stranger, name="sigterm", daemon=True).start()
 

@@ -11,7 +11,6 @@ from typing import Protocol
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.engines import child, serialization
-from launchpad.engines import inherited as lp_inherited
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.nodes import resources
@@ -56,7 +55,6 @@ class Launch:
       directory: Working directory of the launcher; empty if it was removed.
       search_path: Directories from which the launcher imports.
       environment: Its environment variables.
-      inherited: What its child processes inherit in addition.
       argv: Its command line.
       flags: Its absl flags; see `serialization.dump_flags`.
     """
@@ -69,9 +67,6 @@ class Launch:
     directory: str = dataclasses.field(default_factory=working_directory)
     search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))
-    inherited: lp_inherited.Inherited = dataclasses.field(
-        default_factory=lp_inherited.Inherited.of_this_process
-    )
     argv: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.argv))
     flags: bytes = dataclasses.field(default_factory=serialization.dump_flags)
 

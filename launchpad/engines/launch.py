@@ -268,7 +268,6 @@ def _launcher_runtime(
             set_state=lambda state: None,
             request_stop=supervisor.post_stop,
             interrupt=lambda: None,
-            is_leaving=lambda: False,
             give_up=lambda error, stuck_secs: None,
             tell_failure=lambda error: None,
         ),

@@ -49,6 +49,7 @@ class ProgramManager:
         self._supervisor = supervisor
         self._end_was_seen = False
         self._was_awaited = False
+        self._was_failure_raised = False
         self._node: lp_runtime.NodeRuntime | None = None
         self._is_of_main_thread = False
 
@@ -93,7 +94,7 @@ class ProgramManager:
           True if the program or the nodes have ended, False if they are still running.
 
         Raises:
-          NodeFailedError: a node of any group failed; all nodes have ended.
+          NodeFailedError: a node of any group failed; all nodes have ended. Raised once.
           ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
@@ -109,6 +110,7 @@ class ProgramManager:
         except errors.NodeFailedError:
             if raise_error:
                 raise
+            self._was_failure_raised = False
             return True
 
     def _wait_for_nodes(
@@ -146,8 +148,10 @@ class ProgramManager:
             self._supervisor.done.wait()
             raise
         self._end_was_seen = self._was_awaited = True
-        if self._supervisor.failure is not None:
-            raise self._supervisor.failure
+        failure = self._supervisor.failure
+        if failure is not None and not self._was_failure_raised:
+            self._was_failure_raised = True
+            raise failure
         if self._supervisor.was_killed and self.signal_number == signal.SIGINT:
             raise KeyboardInterrupt
         return True

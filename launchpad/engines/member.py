@@ -88,8 +88,13 @@ class Member:
 
     @property
     def name(self) -> str:
-        """ "label/index" of the node."""
-        return f"{self.label}/{self.index}"
+        """ "label/index" of the node, or its own title."""
+        return self.node.title or f"{self.label}/{self.index}"
+
+    @property
+    def team(self) -> str:
+        """Name of the nodes that may be restarted together with it."""
+        return self.node.team or self.label
 
     @property
     def is_gone(self) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from launchpad.engines import channel as lp_channel
 from launchpad.engines import child as lp_child
-from launchpad.engines import inherited as lp_inherited
 from rl_replicator.processes import signals
 
 
@@ -20,19 +19,15 @@ class Start:
     """What a new process needs to become a node, in a memory file.
 
     Attributes:
-      launcher: Process id of the launcher.
       environment: Environment variables of the node.
       directory: Working directory; empty if the launcher's own was removed.
       search_path: Directories from which Python imports first.
-      inherited: What it would have inherited if it had started when the program was launched.
       spec: The node.
     """
 
-    launcher: int
     environment: Mapping[str, str]
     directory: str
     search_path: Sequence[str]
-    inherited: lp_inherited.Inherited
     spec: lp_child.NodeSpec
 
     def write(self) -> int:
@@ -54,13 +49,14 @@ def run(connection: int, memory: int) -> int:
     Returns:
       The exit status.
     """
-    take_no_interrupt()
+    # SIGINT does nothing: the launcher tells its processes to stop. It is not ignored, because
+    # programs that this process executes or forks would inherit that.
+    signals.override(signal.SIGINT, lambda number, frame: None)
     with os.fdopen(memory, "rb") as file:
         start: Start = pickle.loads(file.read())
-    if os.getppid() != start.launcher:
-        return 1  # The launcher died before `die_with_parent` was called.
-    start.inherited.apply()
-    _set_environment(start.environment)
+    for name in [name for name in os.environ if name not in start.environment]:
+        del os.environ[name]
+    os.environ.update(start.environment)
     if start.directory:
         os.chdir(start.directory)
     lp_child.import_from(start.search_path)
@@ -68,24 +64,7 @@ def run(connection: int, memory: int) -> int:
     return lp_child.Child(channel, start.spec).run()
 
 
-def take_no_interrupt() -> None:
-    """Makes SIGINT do nothing: the launcher tells its processes to stop.
-
-    It installs a handler instead of ignoring the signal, because programs that this process
-    executes or forks would inherit SIG_IGN: SIGINT must interrupt them as usual.
-    """
-    signals.override(signal.SIGINT, lambda number, frame: None)
-
-
 def leave(status: int) -> None:
     """Ends this process like an interpreter, but without the teardown of modules."""
     lp_child.run_exit_handlers()
     os._exit(status)
-
-
-def _set_environment(wanted: Mapping[str, str]) -> None:
-    for name in [name for name in os.environ if name not in wanted]:
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value

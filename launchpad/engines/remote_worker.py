@@ -120,8 +120,8 @@ class RemoteWorker(abc.ABC):
         """Tells the supervisor that the process is gone. Only the first call counts.
 
         Args:
-          death: The cause as seen from outside; None for a normal end. A failure that the node
-            itself has reported takes precedence.
+          death: The cause as seen from outside, unless the node has reported its failure or its
+            normal end; None for the end of one that was called off.
         """
         if self._is_first_end():
             self._tell_end(death)

@@ -93,6 +93,8 @@ class Supervisor:
         self._published: dict[str, str] = {}
         self._failures: list[lp_failures.Failure] = []
         self._is_failure_told = False
+        # Teams that are about to be restarted, and when.
+        self._teams: dict[str, float] = {}
         self._is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
@@ -236,7 +238,6 @@ class Supervisor:
             logger.exception("the engine was not closed in order")
         if self.launcher is not None:
             self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
-            self.launcher.close()
             lp_runtime.remove_launcher_runtime(self.launcher)
         self.failure = lp_failures.root_failure(self._failures)
         self.done.set()
@@ -327,6 +328,13 @@ class Supervisor:
         if self._stop_at is not None:
             return False
         now = time.monotonic()
+        policy = member.restart_policy
+        is_counted = policy is not None and policy.together and not member.is_replaced
+        if is_counted and member.restarts is None:
+            # A team counts the restarts of all its members.
+            team = [m for m in self._members if m.team == member.team and m.restarts is not None]
+            together = [m for m in team if m.restart_policy and m.restart_policy.together]
+            member.restarts = together[0].restarts if together else None
         pause = 0.0 if member.is_replaced else lp_failures.count_restart(member, record, now)
         if pause is None:
             return False
@@ -344,38 +352,39 @@ class Supervisor:
             self._restart_team(member)
         return True
 
-    def _team(self, member: lp_member.Member) -> list[lp_member.Member]:
-        """Returns the nodes that are restarted together with `member`, including itself."""
-        group = [m for m in self._members if m.label == member.label]
-        policies = [m.restart_policy for m in group if m.restart_policy is not None]
-        return group if any(policy.together for policy in policies) else [member]
-
     def _restart_team(self, member: lp_member.Member) -> None:
-        for partner in self._team(member):
-            if partner is member or partner.restart_at is not None:
+        """Restarts all nodes of a team together, if the policy of `member`, which ends, says so."""
+        if member.restart_policy is None or not member.restart_policy.together:
+            return
+        self._teams[member.team] = member.restart_at or time.monotonic()
+        for partner in self._members:
+            if partner.team != member.team or partner is member or partner.restart_at is not None:
                 continue
             partner.is_replaced = True
             if partner.is_gone:
                 partner.state = lp_runtime.STARTING
-                partner.restart_at = member.restart_at or time.monotonic()
+                partner.restart_at = self._teams[member.team]
             elif partner.worker is not None:
                 logger.warning("%s: started again together with %s", partner.name, member.name)
                 partner.worker.kill()
 
     def _start_again(self, now: float) -> None:
         for member in self._members:
-            if member.restart_at is None or now < member.restart_at:
-                continue  # Avoids a search of its group, which may be large.
-            team = self._team(member)
-            if any(m.restart_at is None or now < m.restart_at for m in team):
-                continue
-            for partner in team if len(team) > 1 else ():
+            is_due = member.restart_at is not None and now >= member.restart_at
+            if is_due and member.team not in self._teams:
+                self._start(member)
+        for name, when in list(self._teams.items()):
+            team = [m for m in self._members if m.team == name]
+            if now < when or any(m.restart_at is None for m in team):
+                continue  # Some have not ended yet.
+            del self._teams[name]
+            for member in team:
                 # The nodes look up each other's addresses, so none may find an outdated one.
-                for address in partner.node.addresses:
+                for address in member.node.addresses:
                     self._book.forget(address.key)
-            for partner in team:
-                self._start(partner)
-                if partner.restart_at is not None:
+            for member in team:
+                self._start(member)
+                if member.restart_at is not None:
                     break  # It could not be started; the others wait until all can be.
 
     def _end_frozen(self, now: float) -> None:

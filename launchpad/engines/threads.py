@@ -48,8 +48,7 @@ class ThreadWorker:
                 publish=lambda key, address: supervisor.post_publish(self, key, address),
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
-                interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
-                is_leaving=lambda: node_thread.is_leaving(self._thread.ident),
+                interrupt=lambda: self._thread.interrupt(),
                 give_up=self._give_up,
                 tell_failure=lambda error: supervisor.post_failing(
                     self, errors.ExceptionRecord.of(error)
@@ -82,16 +81,13 @@ class ThreadWorker:
         """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
         self.runtime.stop_programs()
-        # In another thread: it waits while the node acquires a condition, possibly forever.
-        interrupt = self._thread.interrupt
-        threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
+        self._thread.interrupt()
 
     def send_address(self, key: str, address: str) -> None:
         """Does nothing: all threads share one address book."""
 
     def close(self) -> None:
-        """Releases the reserved ports."""
-        self.runtime.close()
+        """Does nothing: nothing is left of a thread."""
 
     @property
     def is_killable(self) -> bool:

@@ -41,10 +41,9 @@ class RestartPolicy:
     Attributes:
       max_restarts: Restarts in a row; the failure after that ends the program.
       on_exception: False to restart only nodes whose process died.
-      together: True for nodes that cannot continue without each other: when one is restarted, all
-        nodes of its group are restarted, at new addresses, once all of them have ended. It applies
-        to the whole group, even to nodes with another policy or none; a node's own policy decides
-        whether its failure is followed by a restart. For processes.
+      together: True for a node without which the others of its group cannot continue: when it is
+        restarted, all of them are, at new addresses, once all have ended, even those with another
+        policy or none. For processes.
       initial_backoff_secs: Pause before the first restart.
       max_backoff_secs: Longest pause.
       reset_after_secs: After a node has run for this long, its restarts are counted from 0 again.
@@ -96,10 +95,14 @@ class Node(abc.ABC, Generic[HandleType]):
       stops_last: True for stores to which other nodes write until they end: such stores are
         released only after all other nodes have ended.
       imports: Modules that the node imports when it runs; a process may import them earlier.
+      title: Its name in messages; None for "label/index".
+      team: Nodes of one team may be restarted together; None for those of its group.
     """
 
     stops_last = False
     imports: Sequence[str] = ()
+    title: str | None = None
+    team: str | None = None
 
     def __init__(self) -> None:
         self._addresses: list[lp_address.Address] = []

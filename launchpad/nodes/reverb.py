@@ -108,14 +108,13 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         """Starts a server on a port on which no other process listens.
 
         Reverb binds with SO_REUSEPORT: on a taken port it would start without an error, and
-        clients would reach one server or the other. So the port is reserved first and checked
-        afterwards.
+        clients would reach one server or the other. So the port is checked before and afterwards.
         """
         import reverb
 
         make_checkpointer = self._checkpoint_ctor or (lambda: None)
         before = runtime.book.get(self._address.key)
-        port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
+        port = lp_address.get_port_from_address(before) if before else ports.choose()
         for _ in range(_BIND_ATTEMPTS):
             if not ports.count_foreign(port):
                 server = reverb.Server(
@@ -128,5 +127,5 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
                     return server
                 server.stop()
             logger.warning("%s: another server listens on port %d", runtime.name, port)
-            port = runtime.reserve_port()
+            port = ports.choose()
         raise OSError(f"found no free port for Reverb in {_BIND_ATTEMPTS} attempts")

@@ -8,21 +8,28 @@ terminal was closed). `docs/scaling.md` describes which processes are restarted,
 """
 
 import argparse
+import contextlib
+import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import launchpad as lp
 from rl_replicator import errors
-from rl_replicator.jobs import cluster, local_job
-from rl_replicator.jobs.restarts import RestartLoop
-from rl_replicator.processes import signals
-from rl_replicator.processes.restarts import Restarts
+from rl_replicator.jobs import cluster, gpus
+from rl_replicator.processes import ports
 
-# `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
-_SECONDS_TO_END = 120.0
-# Grace period after a failure. The other processes have nothing to save: a restart continues from
-# the last checkpoint.
-_SECONDS_AFTER_FAILURE = 5.0
+# A process that trains saves and ends within ten seconds of a signal on an idle machine.
+SECONDS_TO_END = 120.0
+# Exit statuses after which a restart would end the same way: wrong arguments, NaN weights, or a
+# full disk.
+_FINAL = (2, errors.DISK_STATUS)
+# Restarts of the whole job, or of a worker beside parameter servers. A process that has run for
+# longer than the last number of seconds has recovered; that is well above the time that it takes to
+# notice a failure, such as the `call_timeout` of a `MultiWorkerReplicator`.
+_FIRST_PAUSE, _LONGEST_PAUSE, _RECOVERED = 1.0, 30.0, 900.0
+_LOG = logging.getLogger("launchpad")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,33 +41,135 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     try:
-        tasks, _ports = _tasks(options)
+        program = _program(options)
     except errors.ConfigError as error:
         print(f"supervisor: error: {error}", file=sys.stderr)
         return 2
-    job = local_job.LocalJob(options.command, tasks, options.max_restarts)
-    received: list[int] = []
-    supervisor = RestartLoop(
-        job.start,
-        job.poll,
-        lambda: job.stop(_SECONDS_TO_END if received else _SECONDS_AFTER_FAILURE),
-        Restarts(options.max_restarts),
-        local_job.report,
-    )
+    with _lines_on_stderr():
+        manager = lp.launch(program, "local_mp", termination_notice_secs=SECONDS_TO_END)
+        failure = None
+        try:
+            manager.wait()
+        except lp.NodeFailedError as error:
+            failure = error
+        except KeyboardInterrupt:  # A second Ctrl-C.
+            return 128 + signal.SIGINT
+        if manager.signal_number is not None:
+            return 128 + manager.signal_number
+        if failure is None:
+            return 0
+        title = program.groups[failure.label][failure.index].title
+        _LOG.warning("%s %s; not restarting", title, failure.message)
+        code = 1 if failure.exit_code is None else failure.exit_code
+        return code if code >= 0 else 128 - code
 
-    def end(number: int, _: object) -> None:
-        if not signals.note(number, received):
-            return
-        if len(received) > 1:
-            job.hurry()
-        supervisor.end()
 
-    with signals.handled(end):
-        status = supervisor.run()
-    return 128 + received[0] if status is None else status
+class _Lines(logging.Handler):
+    """Prints messages of the supervisor; a job continues if that fails."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            print(f"supervisor | {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _lines_on_stderr() -> Iterator[None]:
+    handler, before = _Lines(), _LOG.propagate
+    _LOG.addHandler(handler)
+    _LOG.propagate = False
+    try:
+        yield
+    finally:
+        _LOG.removeHandler(handler)
+        _LOG.propagate = before
+
+
+def _program(options: argparse.Namespace) -> lp.Program:
+    """Returns the processes of the job on this machine as a program."""
+    is_configured = bool(os.environ.get("TF_CONFIG"))
+    if options.workers is None:
+        if options.parameter_servers:
+            raise errors.ConfigError(
+                "expected --workers with --parameter-servers, got none; add --workers"
+            )
+        if not is_configured:
+            raise errors.ConfigError(
+                "expected --workers, or TF_CONFIG in the environment, got neither; add --workers, "
+                "such as --workers 2, to start a job on this machine"
+            )
+        own = cluster.Cluster.from_environment()
+        return _make_program(options, {(own.task_type, own.task_index): {}})
+    if is_configured:
+        raise errors.ConfigError(
+            "expected either --workers or TF_CONFIG in the environment, got both; remove --workers "
+            "to run the process that TF_CONFIG names, or unset TF_CONFIG to start a job here"
+        )
+    return _make_program(options, environments(options.workers, options.parameter_servers))
+
+
+def environments(
+    num_workers: int, num_parameter_servers: int
+) -> dict[tuple[str, int], dict[str, str]]:
+    """Returns the environment variables of a job's tasks on this machine: TF_CONFIG and GPUs.
+
+    Args:
+      num_workers: number of workers, not counting the chief of a job with parameter servers.
+      num_parameter_servers: number of parameter servers; 0 for a synchronous job.
+
+    Returns:
+      The variables to add for each task, by its type and index.
+
+    Raises:
+      ConfigError: if this machine has GPUs, but fewer than workers.
+    """
+    counts = {"worker": num_workers}
+    if num_parameter_servers:
+        counts = {"chief": 1, **counts, "ps": num_parameter_servers}
+    places = {
+        kind: tuple(f"127.0.0.1:{ports.choose()}" for _ in range(count))
+        for kind, count in counts.items()
+    }
+    worker_gpus = gpus.shares(num_workers)
+    return {
+        (kind, index): {"TF_CONFIG": cluster.Cluster(places, kind, index).to_json()}
+        # Only workers compute on GPUs.
+        | (worker_gpus[index] if kind == "worker" else gpus.hidden())
+        for kind, count in counts.items()
+        for index in range(count)
+    }
+
+
+def _make_program(
+    options: argparse.Namespace, tasks: dict[tuple[str, int], dict[str, str]]
+) -> lp.Program:
+    """Makes the job: it is complete when its workers, or else its chief, have ended well.
+
+    A worker beside parameter servers is restarted alone. All other failures restart the whole job.
+    """
+    is_asynchronous = bool(options.parameter_servers)
+    program = lp.Program("job")
+    for (kind, index), environment in tasks.items():
+        make = lp.ServingCommandNode if is_asynchronous and kind != "chief" else lp.CommandNode
+        node = make(
+            options.command,
+            environment,
+            title=f"{kind} {index}",
+            collateral_status=errors.WORKER_LOST_STATUS,
+            final_statuses=_FINAL,
+        )
+        node.team = "job"
+        node.restart_policy = lp.RestartPolicy(
+            max_restarts=options.max_restarts,
+            on_exception=False,
+            together=not (is_asynchronous and kind == "worker"),
+            initial_backoff_secs=_FIRST_PAUSE,
+            max_backoff_secs=_LONGEST_PAUSE,
+            reset_after_secs=_RECOVERED,
+        )
+        program.add_node(node, label=kind)
+    return program
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,32 +193,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("command", nargs="+", help="the program, after --")
     return parser
-
-
-def _tasks(options: argparse.Namespace) -> tuple[list[local_job.JobTask], local_job.Ports | None]:
-    """Returns the tasks to run on this machine, and the reservation of their ports."""
-    is_configured = bool(os.environ.get("TF_CONFIG"))
-    if options.workers is None:
-        if options.parameter_servers:
-            raise errors.ConfigError(
-                "expected --workers with --parameter-servers, got none; add --workers"
-            )
-        if not is_configured:
-            raise errors.ConfigError(
-                "expected --workers, or TF_CONFIG in the environment, got neither; add --workers, "
-                "such as --workers 2, to start a job on this machine"
-            )
-        own = cluster.Cluster.from_environment()
-        return [local_job.JobTask(f"{own.task_type} {own.task_index}", {})], None
-    if is_configured:
-        raise errors.ConfigError(
-            "expected either --workers or TF_CONFIG in the environment, got both; remove --workers "
-            "to run the process that TF_CONFIG names, or unset TF_CONFIG to start a job here"
-        )
-    count = options.workers + options.parameter_servers + bool(options.parameter_servers)
-    ports = local_job.Ports(count)
-    tasks = local_job.make_tasks(options.workers, options.parameter_servers, ports.addresses)
-    return tasks, ports
 
 
 def _natural(text: str) -> int:

@@ -1,4 +1,4 @@
-"""TCP ports of this machine: reserving them, finding listeners, and restricting connections.
+"""TCP ports of this machine: choosing them, finding listeners, and restricting connections.
 
 Linux only.
 """
@@ -6,6 +6,7 @@ Linux only.
 import contextlib
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ _PROBE_SECONDS = 5
 # shorter interruptions.
 SILENCE_SECONDS = 60.0
 _INTERFACES = Path("/sys/class/net")
+# By default, Linux gives sockets that ask for any port one from 32768.
+_CHOSEN = range(20_000, 32_768)
 
 
 class OpenPortError(ValueError):
@@ -48,29 +51,21 @@ def allowing_open_ports(is_allowed: bool) -> Iterator[None]:
             os.environ[OPEN_PORTS] = before
 
 
-def reserve(host: str, port: int = 0) -> socket.socket:
-    """Reserves a port: a bind to port 0 on this machine cannot get it while it is reserved.
+def choose(host: str = "", preferred: int = 0) -> int:
+    """Chooses a port that a server may bind.
+
+    No socket of this machine gets it that asks for any port.
 
     Args:
       host: address to bind to; empty for all.
-      port: the port; 0 for any free port.
-
-    Returns:
-      A socket that is bound to the port and does not listen. Servers that set SO_REUSEADDR (those
-      of gRPC, Reverb and TensorFlow do) can still bind the port and listen. Closing the socket ends
-      the reservation.
-
-    Raises:
-      OSError: if another socket listens on the port.
+      preferred: the port to choose if it is free; 0 for none.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        holder.bind((host, port))
-    except OSError:
-        holder.close()
-        raise
-    return holder
+    port = preferred or _CHOSEN[secrets.randbelow(len(_CHOSEN))]
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+        port = _CHOSEN[secrets.randbelow(len(_CHOSEN))]
 
 
 def bypass_proxy(hosts: Iterable[str]) -> None:

@@ -141,14 +141,16 @@ class ProcessGroup:
     def _reap(self) -> None:
         with self._lock:
             self._kill()
-            try:
-                _, status = os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                self._code = UNKNOWN_STATUS
-            else:
-                self._code = os.waitstatus_to_exitcode(status)
+            self._code = self._exit_code()
         if self._guard is not None:
             self._guard.forget(self.pid)
+
+    def _exit_code(self) -> int:
+        """Returns the exit status of the leader, which has ended, and frees its process id."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            return UNKNOWN_STATUS
 
     def _kill(self) -> None:
         if self._code is None:

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import serving, staleness, watch
-from rl_replicator.jobs import local_job
 from rl_replicator.processes import ports
 from tests.suite import forked
 
@@ -45,18 +44,15 @@ CONTRACT = (
 
 
 def make_cluster(workers, servers):
-    """Returns addresses by kind of task, and an object that reserves them until it is deleted."""
-    reserved = local_job.Ports(1 + workers + servers)
-    chief, *others = reserved.addresses
-    return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}, reserved
+    """Returns addresses by kind of task."""
+    chief, *others = (f"127.0.0.1:{ports.choose()}" for _ in range(1 + workers + servers))
+    return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}
 
 
 def listen(address):
-    """Returns a socket that listens on a reserved address."""
+    """Returns a socket that listens on an address."""
     host, port = address.split(":")
-    listener = ports.reserve(host, int(port))
-    listener.listen(64)
-    return listener
+    return socket.create_server((host, int(port)), backlog=64)
 
 
 class Job:
@@ -68,7 +64,7 @@ class Job:
     def __init__(self, folder, workers, servers, names, worker_timeout=120):
         self.report = folder / "report"
         self.processes = {}
-        self._cluster, self._reserved = make_cluster(workers, servers)
+        self._cluster = make_cluster(workers, servers)
         self._names = names
         self._worker_timeout = str(worker_timeout)
         for kind, addresses in self._cluster.items():
@@ -167,7 +163,7 @@ def test_on_several_machines_a_server_waits_for_its_chief_to_come_back():
 
 
 def test_a_worker_that_never_starts_is_named():
-    addresses, _reserved = make_cluster(2, 1)
+    addresses = make_cluster(2, 1)
     with listen(addresses["worker"][0]), listen(addresses["ps"][0]):
         begun = time.monotonic()
         match = r"but worker 1 \(127.0.0.1:\d+\) did not within 1 s"
@@ -178,7 +174,7 @@ def test_a_worker_that_never_starts_is_named():
 
 def test_workers_that_are_all_gone_are_named(monkeypatch):
     monkeypatch.setattr(watch, "_ask", set)  # The parameter server answers immediately.
-    addresses, _reserved = make_cluster(2, 1)
+    addresses = make_cluster(2, 1)
     tasks = watch.Watch(rr.Cluster(addresses, "chief", 0), worker_timeout=1.5)
     with listen(addresses["ps"][0]):
         deadline = time.monotonic() + 60
@@ -196,7 +192,7 @@ def deaf(monkeypatch):
     """A Watch whose worker listens but never answers; it notices the silence after 2 seconds."""
     asked = []
     monkeypatch.setattr(watch, "_ask", lambda tasks: asked.append(tasks) or {("ps", 0)})
-    cluster, _reserved = make_cluster(1, 1)
+    cluster = make_cluster(1, 1)
     with listen(cluster["worker"][0]), listen(cluster["ps"][0]):
         yield watch.Watch(rr.Cluster(cluster, "chief", 0), worker_timeout=2), asked
 
@@ -245,7 +241,7 @@ def test_a_result_ends_the_wait_for_answers(deaf):
 
 
 def test_a_server_whose_chief_never_comes_ends():
-    addresses, _reserved = make_cluster(1, 1)
+    addresses = make_cluster(1, 1)
     cluster = rr.Cluster(addresses, "ps", 0)
     with pytest.raises(rr.WorkerLost, match=r"the coordinator, chief 0 \(127.0.0.1:\d+\)"):
         serving._wait_for(cluster.address("chief", 0), 0.5)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rl_replicator as rr
-from rl_replicator.jobs import local_job
+from rl_replicator.jobs import supervisor
 from tests.conformance import multi_worker_program, restarted_program
 from tests.suite import forked
 
@@ -85,13 +85,13 @@ class Group:
 
     def __init__(self, folder, size, names, present=None, **timeouts):
         self.size = size
-        ports = local_job.Ports(size)
+        tasks = supervisor.environments(size, 0)
         program = ["-m", multi_worker_program.__name__]
         self._report = folder / "report"
         self._logs = []
         self._processes = []
-        for task in local_job.make_tasks(size, 0, ports.addresses)[:present]:
-            self._logs.append(folder / task.name)
+        for (kind, index), environment in [*tasks.items()][:present]:
+            self._logs.append(folder / f"{kind} {index}")
             with self._logs[-1].open("w") as log:
                 # The second of two is a new interpreter, not a fork, so that it has another seed
                 # for string hashes: an order that depends on them must be noticed.
@@ -100,12 +100,12 @@ class Group:
                 process = subprocess.Popen(
                     [*python, *program, str(self._report), *names],
                     cwd=ROOT,
-                    env={**os.environ, **task.environment, "TIMEOUTS": json.dumps(timeouts)},
+                    env={**os.environ, **environment, "TIMEOUTS": json.dumps(timeouts)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
             self._processes.append(process)
-        self.addresses = ports.addresses
+        self.addresses = json.loads(tasks["worker", 0]["TF_CONFIG"])["cluster"]["worker"]
 
     def wait(self, frozen=()):
         """Waits until all processes have ended except the frozen ones, then kills what is left."""
@@ -223,17 +223,18 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 
 def test_misuse_is_refused_at_once():
     program = """
+import socket
 import tensorflow as tf, rl_replicator as rr
-from rl_replicator.jobs import local_job
-ports = local_job.Ports(1)
+from rl_replicator.processes import ports
+address = f"127.0.0.1:{ports.choose()}"
 tf.constant(1)
 for arguments in ({"peer_timeout": 0}, {}):
     try:
-        rr.MultiWorkerReplicator(rr.Cluster.of_workers(ports.addresses, 0), **arguments)
+        rr.MultiWorkerReplicator(rr.Cluster.of_workers([address], 0), **arguments)
     except rr.ConfigError as error:
         print(error)
-ports._sockets[0].listen()
-for cluster in (None, rr.Cluster.of_workers(ports.addresses, 0)):
+listener = socket.create_server(("127.0.0.1", int(address.split(":")[1])))
+for cluster in (None, rr.Cluster.of_workers([address], 0)):
     try:
         rr.MultiWorkerReplicator(cluster)
     except rr.ConfigError as error:

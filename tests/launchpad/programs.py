@@ -235,12 +235,11 @@ def print_lines() -> None:
 
 
 def serve_port(address: lp.Address, recorder: Any) -> None:
-    """Serves a port that the engine reserved."""
+    """Serves a port that the engine chose."""
     import socket
 
     port = lp.get_port_from_address(address.resolve())
     with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
         server.listen()
         connection, _ = server.accept()

@@ -125,7 +125,7 @@ def test_a_node_that_does_not_stop_is_given_up(engine):
     assert time.monotonic() - stopped >= 1
 
 
-def test_an_address_reserves_a_port_for_its_owner(engine):
+def test_the_owner_of_an_address_gets_a_port_that_it_can_bind(engine):
     program, recorder = programs.recorder_program()
     address = lp.Address("demo")
     server = lp.PyNode(programs.serve_port, address, recorder)

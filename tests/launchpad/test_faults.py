@@ -15,7 +15,7 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
-from launchpad.engines import failures, process_start, processes
+from launchpad.engines import failures, processes
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import guard
@@ -295,38 +295,6 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
     program.add_node(lp.PyClassNode(_Early, str(begun)), label="early")
     assert lp.launch(program, "test_mp").wait(timeout=100)
     assert found == [False] and begun.exists()
-
-
-@pytest.mark.processes
-def test_a_node_that_is_killed_before_it_has_started_leaves_no_guard(monkeypatch):
-    """Its program, which closes the guard, may end before the process exists."""
-    may_start, has_ended = threading.Event(), threading.Event()
-    start = process_start.ProcessStart.__call__
-    live = processes.ProcessWorker._live
-    guards = []
-
-    def slow_start(self):
-        assert may_start.wait(60)
-        return start(self)
-
-    def watched_live(self):
-        guards.append(self._guard)
-        live(self)
-        has_ended.set()
-
-    monkeypatch.setattr(process_start.ProcessStart, "__call__", slow_start)
-    monkeypatch.setattr(processes.ProcessWorker, "_live", watched_live)
-    program = lp.Program("early")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="early")
-    manager = lp.launch(program, "test_mp")
-    manager.kill()
-    assert manager.wait(60)
-    may_start.set()
-    assert has_ended.wait(60)
-    try:
-        assert [watchman._process for watchman in guards] == [None]
-    finally:
-        guards[0].close()
 
 
 @pytest.mark.processes

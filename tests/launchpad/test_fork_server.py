@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import ctypes
 import importlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +19,7 @@ import pytest
 from absl import flags
 
 import launchpad as lp
-from launchpad.engines import fork_client, fork_server, imports
+from launchpad.engines import forking, preloading
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
@@ -30,7 +28,8 @@ _FLAG = "lp_demo_flag"
 
 
 def _files() -> list[str]:
-    found = fork_server._open_files()
+    names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    found = [os.readlink(name) for name in names if os.path.lexists(name)]
     return [target for target in found if target.startswith(("socket:", "pipe:"))]
 
 
@@ -38,36 +37,20 @@ def _is_forked() -> bool:
     return not any("process_entry" in word for word in sys.orig_argv)
 
 
-def _death_signal() -> int:
-    """Returns the signal that the kernel sends to this process when its parent dies."""
-    number = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
-    return number.value
-
-
-def _inherited() -> tuple[int, int, set[int]]:
-    """Returns the umask, the soft limit on open files, and the CPU affinity."""
-    os.umask(umask := os.umask(0))
-    return umask, resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.sched_getaffinity(0)
-
-
 def _describe(path: str) -> None:
     """Appends a description of this process to a file, then waits for the stop."""
     about = {
         "pid": os.getpid(),
         "is_forked": _is_forked(),
-        "parent": os.getppid(),
         "group": os.getpgid(0),
         "session": os.getsid(0),
         "files": _files(),
-        "death_signal": _death_signal(),
         "stdin": os.readlink("/proc/self/fd/0"),
         "title": psutil.Process().cmdline()[:4],
         "drawn": (random.random(), np.random.random(), os.urandom(4).hex()),
         "directory": os.getcwd(),
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "demo": os.environ.get("DEMO"),
-        "inherited": _inherited(),
         "argv": sys.argv[1:],
         "flag": flags.FLAGS[_FLAG].value if _FLAG in flags.FLAGS else None,
     }
@@ -103,15 +86,11 @@ def test_forked_nodes_are_processes_of_their_own(tmp_path):
     assert {one["pid"], two["pid"]} == set(pids.values())
     for row in one, two:
         assert row["is_forked"]
-        assert row["parent"] == os.getpid()
         assert row["group"] == row["session"] == row["pid"]
-        assert row["death_signal"] == signal.SIGKILL
         assert row["stdin"] == "/dev/null"
         assert row["directory"] == os.getcwd()
         (name,) = (name for name, pid in pids.items() if pid == row["pid"])
         assert row["title"][1:] == ["-m", "launchpad.engines.process_entry", name]
-    # Neither holds the channel or pipes of the other, or those of the fork server.
-    assert len(one["files"]) >= 3 and not {*one["files"]} & {*two["files"]}
     assert not any(a == b for a, b in zip(one["drawn"], two["drawn"], strict=True))
 
 
@@ -134,16 +113,15 @@ def test_what_is_read_at_import_gets_a_fresh_interpreter(tmp_path):
         "env": (False, devices, "3"),
         "fresh": (False, devices, None),
     }
-    assert all(row["parent"] == os.getpid() for row in rows)
 
 
 def test_a_changed_environment_gets_another_fork_server(monkeypatch):
-    before = fork_client.current()
-    assert fork_client.current() is before
+    before = forking.current(["json"])
+    assert forking.current(["json"]) is before
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert fork_client.current() is before
+    assert forking.current([]) is before
     monkeypatch.setenv("DEMO", "4")
-    other = fork_client.current()
+    other = forking.current([])
     assert other is not before and other.serves({**os.environ, "TF_CONFIG": "{}"})
     assert not other.serves({**os.environ, "DEMO": "5"})
 
@@ -176,30 +154,6 @@ def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path,
     assert (first["argv"], first["flag"]) == (second["argv"], second["flag"]) == (["before"], 5)
 
 
-def test_nodes_inherit_from_the_launcher_of_the_program(tmp_path):
-    fork_client.current()  # Started before the changes.
-    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
-    before, limits = _inherited(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    changed = (before[0] ^ 0o070, before[1] - 1, {min(before[2])})
-    try:
-        os.umask(changed[0])
-        resource.setrlimit(resource.RLIMIT_NOFILE, (changed[1], limits[1]))
-        os.sched_setaffinity(0, changed[2])
-        manager = lp.launch(
-            _program(tmp_path / "rows", "node"), "test_mp", restart_policies={"node": policy}
-        )
-    finally:
-        os.umask(before[0])
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        os.sched_setaffinity(0, before[2])
-    _described(tmp_path / "rows", 1)
-    os.kill(manager.processes()["node/0"], signal.SIGKILL)
-    rows = _described(tmp_path / "rows", 2)
-    manager.stop_and_wait()
-    assert [row["inherited"] for row in rows] == [changed, changed]
-    assert all(row["is_forked"] for row in rows)
-
-
 def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):
     """From a directory that PYTHONPATH cannot name, beside a path entry that Python ignores."""
     directory = tmp_path / "with:colon"
@@ -215,16 +169,6 @@ def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):
     assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
 
 
-def test_a_server_that_can_not_be_started_is_given_up_at_once(monkeypatch, caplog):
-    def fail(*_):
-        raise TypeError("an odd environment")
-
-    monkeypatch.setattr(fork_client.ForkServer, "_start", fail)
-    with pytest.raises(fork_client.ForkError, match="TypeError: an odd environment"):
-        fork_client.ForkServer().fork("node/0", [])
-    assert "nodes are not forked, they start more slowly: TypeError" in caplog.text
-
-
 def _end(how: int) -> None:
     os.kill(os.getpid(), how) if how > 0 else os._exit(-how)
 
@@ -233,6 +177,7 @@ def _end(how: int) -> None:
     ("how", "told"),
     [
         (-3, "ended with status 3"),
+        (0, "ended with status 0"),  # It has not reported that its code has ended.
         (signal.SIGKILL, "was killed by SIGKILL"),
         (signal.SIGSEGV, "was killed by SIGSEGV"),
     ],
@@ -244,35 +189,42 @@ def test_the_end_of_a_forked_node_is_told(how, told):
         lp.launch(program, "test_mp").wait(timeout=60)
 
 
+def _server(*_) -> psutil.Process:
+    """Returns the process of the fork server that nodes are launched with now."""
+    mine = psutil.Process().children()
+    return next(p for p in reversed(mine) if "forkserver" in " ".join(p.cmdline()))
+
+
 def test_a_program_outlives_its_fork_server(tmp_path):
     """Its nodes survive, and one that dies later is forked from another fork server."""
     program = _program(tmp_path / "rows", "one", "two")
     policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     manager = lp.launch(program, "test_mp", restart_policies={"one": policy})
     rows = _described(tmp_path / "rows", 2)
-    server = fork_client.current()
-    killed = server.pid
-    os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: server.pid not in (None, killed))
+    _server().kill()
+    assert not manager.wait(0.5)
     assert all(psutil.pid_exists(row["pid"]) for row in rows)
     os.kill(manager.processes()["one/0"], signal.SIGKILL)
     row = _described(tmp_path / "rows", 3)[-1]
-    assert row["is_forked"] and row["parent"] == os.getpid()
+    assert row["is_forked"]
     assert row["drawn"] not in [r["drawn"] for r in rows]
     manager.stop_and_wait()
 
 
 def test_a_frozen_fork_server_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEMO", "frozen")  # Gives this test its own server.
-    monkeypatch.setattr(fork_client, "_ANSWER_SECS", 2.0)
-    server = fork_client.current()
-    frozen = wait_until(lambda: server.pid)
-    os.kill(frozen, signal.SIGSTOP)
-    manager = lp.launch(_program(tmp_path / "rows", "node"), "test_mp")
-    (row,) = _described(tmp_path / "rows", 1)
-    wait_until(lambda: server.pid not in (None, frozen))
+    monkeypatch.setattr(forking, "_FORK_SECS", 1.0)
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
+    program = _program(tmp_path / "rows", "node")
+    manager = lp.launch(program, "test_mp", restart_policies={"node": policy})
+    _described(tmp_path / "rows", 1)
+    frozen = _server()
+    frozen.suspend()
+    for count, is_forked in ((2, False), (3, True)):
+        os.kill(manager.processes()["node/0"], signal.SIGKILL)
+        row = _described(tmp_path / "rows", count)[-1]
+        assert row["is_forked"] == is_forked
+    assert not frozen.is_running()
     manager.stop_and_wait()
-    assert not row["is_forked"]
 
 
 @pytest.mark.parametrize(
@@ -287,35 +239,30 @@ def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, i
     (tmp_path / "odd_module.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     lp.preload("odd_module")
-    manager = lp.launch(_program(tmp_path / "rows", "one", "two"), "test_mp")
-    rows = _described(tmp_path / "rows", 2)
+    manager = lp.launch(_program(tmp_path / "rows", "one", "two", "three"), "test_mp")
+    rows = _described(tmp_path / "rows", 3)
     manager.stop_and_wait()
-    assert [row["is_forked"] for row in rows] == [is_forked] * 2
-
-    def lines():
-        return [line for line in caplog.messages if line.startswith("nodes are not forked")]
-
-    if not is_forked:
-        wait_until(lines)  # A server that dies is given up after its third death.
-    assert len(lines()) == (0 if is_forked else 1)
+    assert [row["is_forked"] for row in rows] == [is_forked] * 3
+    is_told = any(line.startswith("nodes are not forked") for line in caplog.messages)
+    assert is_told != is_forked
 
 
 def test_the_fork_server_ends_with_its_launcher():
     code = """
-import launchpad as lp
-from launchpad.engines import fork_client
+import launchpad as lp, psutil
 lp.preload("json")
 program = lp.Program("short")
 program.add_node(lp.PyNode(print, "done"), label="node")
 lp.launch(program, "local_mp").wait()
-print(fork_client.current().pid)
+print(*(child.pid for child in psutil.Process().children()))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    line, pid = done.stdout.split("\n")[:2]
-    assert (line, done.stderr) == ("[node/0] done", "")
-    wait_until(lambda: not psutil.pid_exists(int(pid)))
+    line, pids = done.stdout.split("\n")[:2]
+    assert (line, done.stderr) == ("[node/0] done", "") and pids
+    for pid in map(int, pids.split()):
+        wait_until(lambda pid=pid: not psutil.pid_exists(pid))
 
 
 def test_the_imports_of_a_program():
@@ -323,10 +270,10 @@ def test_the_imports_of_a_program():
     node = lp.MultiThreadingColocation([lp.ReverbNode(list)])
     name = programs.__name__.encode()
     pickle = b"\x8c" + bytes([len(name)]) + name + b"."
-    assert "numpy" not in imports.needed([], [pickle])  # That module does not use it.
-    assert imports.needed([node], [pickle])[-1] == "reverb"
+    assert "numpy" not in preloading.needed([], [pickle])  # That module does not use it.
+    assert preloading.needed([node], [pickle])[-1] == "reverb"
     own = __name__.encode()
-    found = imports.needed([], [b"\x8c" + bytes([len(own)]) + own + b"."])
+    found = preloading.needed([], [b"\x8c" + bytes([len(own)]) + own + b"."])
     assert {"numpy", "psutil", "pytest"} <= {*found}
     assert not any(module.startswith(("tests", "launchpad")) for module in found)
 
@@ -348,7 +295,7 @@ def test_the_imports_of_a_program_while_a_thread_imports_others():
     try:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
-            assert "numpy" in imports.needed([], [pickle])
+            assert "numpy" in preloading.needed([], [pickle])
     finally:
         is_done.set()
         thread.join()

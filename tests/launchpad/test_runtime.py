@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-import pytest
-
 import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
@@ -18,38 +16,6 @@ def _runtime() -> lp_runtime.NodeRuntime:
     return lp_runtime.NodeRuntime(
         "node", 0, info, lp_address_book.AddressBook(), lp_runtime.Callbacks(*ignore)
     )
-
-
-@pytest.mark.parametrize(
-    ("leaves", "num_interrupts"),
-    [
-        ([True, True, True], 1),  # The node takes long to save.
-        ([False, False, True], 3),  # Python has discarded the first two.
-        ([True, False, True], 2),  # The node has caught the first.
-    ],
-)
-def test_a_node_that_is_on_its_way_out_is_not_interrupted_again(
-    monkeypatch, leaves, num_interrupts
-):
-    monkeypatch.setattr(lp_runtime, "_INTERRUPT_AGAIN_SECS", 0.0)
-    runtime, interrupts = _runtime(), []
-
-    def is_leaving():
-        found = leaves.pop(0)
-        if not leaves:
-            runtime.mark_ended()
-        return found
-
-    def interrupt():
-        interrupts.append(1)
-        if len(interrupts) > 10:
-            runtime.mark_ended()
-
-    runtime._callbacks = dataclasses.replace(
-        runtime._callbacks, interrupt=interrupt, is_leaving=is_leaving
-    )
-    runtime.notify_stop()
-    assert len(interrupts) == num_interrupts
 
 
 def test_programs_that_threads_of_a_node_launch_at_the_same_time_are_all_awaited():

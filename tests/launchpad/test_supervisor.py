@@ -474,37 +474,26 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert "team/0 is up again after" in caplog.text
 
 
-@pytest.mark.parametrize("failed", [0, 1])
-@pytest.mark.parametrize("is_restarted", [True, False])
-def test_one_policy_makes_its_whole_group_a_team(failed, is_restarted):
-    """The other member has its own policy, or none."""
+def test_a_node_whose_policy_is_for_itself_starts_again_alone():
     log: list[str] = []
-    others = lp.RestartPolicy(initial_backoff_secs=0.0) if is_restarted else None
     members = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
-    members[0].restart_policy = lp.RestartPolicy(initial_backoff_secs=0.2, together=True)
-    members[1].restart_policy = others
+    for member, together in zip(members, (True, False), strict=True):
+        member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.0, together=together)
     supervisor = lp_supervisor.Supervisor(
-        members,
-        lambda member, _: _Worker(member.name, log),
-        lp_address_book.AddressBook(),
-        termination_notice_secs=300,
+        members, lambda member, _: _Worker(member.name, log), lp_address_book.AddressBook(), 300
     )
     supervisor.start()
     _wait_for(log, "start team/1")
-    other = 1 - failed
-    supervisor.post_ended(members[failed].worker, _died())
-    if failed == 1 and not is_restarted:
-        _wait_for(log, "stop team/0")  # It ends the program.
-    else:
-        _wait_for(log, f"kill team/{other}")
-        supervisor.post_ended(members[other].worker, _died())
-        for member in members:
-            _wait_for(log, f"start {member.name}", count=2)
-        assert members[other].restarts is None
+    supervisor.post_ended(members[1].worker, _died())
+    _wait_for(log, "start team/1", count=2)
+    assert "kill team/0" not in log
+    supervisor.post_ended(members[0].worker, _died())
+    _wait_for(log, "kill team/1")
+    supervisor.post_ended(members[1].worker, _died())
+    for member in members:
+        _wait_for(log, f"start {member.name}", count=3 if member.index else 2)
     supervisor.post_kill()
     assert supervisor.done.wait(60)
-    starts = 1 if failed == 1 and not is_restarted else 2
-    assert [log.count(f"start {member.name}") for member in members] == [starts] * 2
 
 
 def _team_of_two_that_starts_again(policy, notice):

@@ -14,7 +14,7 @@ import rl_replicator as rr
 from rl_replicator.backends import devices, multi_device
 from rl_replicator.backends.mesh import layouts
 from rl_replicator.backends.mesh import step as mesh_step
-from rl_replicator.jobs import gpus, local_job
+from rl_replicator.jobs import gpus, supervisor
 
 GPUS = ("/gpu:0", "/gpu:1")
 
@@ -173,10 +173,9 @@ def test_workers_divide_the_gpus(monkeypatch, visible, workers, expected):
 
 def test_every_process_of_a_job_gets_its_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    addresses = [f"127.0.0.1:{port}" for port in range(5000, 5004)]
-    tasks = local_job.make_tasks(2, 1, addresses)
-    found = {task.name: task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks}
-    assert found == {"chief 0": "", "worker 0": "0,1", "worker 1": "2,3", "ps 0": ""}
+    tasks = supervisor.environments(2, 1)
+    found = [environment["CUDA_VISIBLE_DEVICES"] for environment in tasks.values()]
+    assert found == ["", "0,1", "2,3", ""]  # Chief, workers, parameter server.
 
 
 def test_more_workers_than_gpus_are_refused(monkeypatch):

@@ -1,7 +1,6 @@
 """Every collective against NumPy, values and gradients, on 1, 2 and 4 replicas."""
 
 import functools
-import json
 import os
 import pathlib
 import subprocess
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import collectives
-from rl_replicator.jobs import local_job
+from rl_replicator.jobs import supervisor
 from tests.rl_replicator.collectives import collective_cases as cases
 from tests.suite import forked
 
@@ -380,15 +379,13 @@ def test_maps(count):
 @pytest.mark.processes
 @pytest.mark.timeout(420)
 def test_two_processes():
-    ports = local_job.Ports(2)  # Reserved, so that no other program takes them.
     workers = []
-    for index in range(2):
-        task = {"cluster": {"worker": ports.addresses}, "task": {"type": "worker", "index": index}}
+    for environment in supervisor.environments(2, 0).values():
         workers.append(
             subprocess.Popen(
                 [*forked.python(), "-m", "tests.rl_replicator.collectives.collectives_worker"],
                 cwd=ROOT,
-                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                env={**os.environ, **environment},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

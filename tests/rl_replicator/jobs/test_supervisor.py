@@ -1,6 +1,5 @@
 """The supervisor with small programs instead of training."""
 
-import errno
 import json
 import os
 import re
@@ -13,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_replicator import errors
-from rl_replicator.jobs import local_job, restarts, supervisor
-from rl_replicator.processes.restarts import Restarts
+from rl_replicator.jobs import supervisor
 from tests.suite.leftovers import is_alive
 from tests.waiting import wait_until
 
@@ -49,12 +46,11 @@ def listen():
 """
 
 
-def impatient(after_signal=120.0, after_failure=5.0):
+def impatient(seconds):
     """The command of a supervisor that gives tasks this many seconds to end."""
     code = (
         "import sys; from rl_replicator.jobs import supervisor; "
-        f"supervisor.SECONDS_TO_END = {after_signal}; "
-        f"supervisor._SECONDS_AFTER_FAILURE = {after_failure}; sys.exit(supervisor.main())"
+        f"supervisor.SECONDS_TO_END = {seconds}; sys.exit(supervisor.main())"
     )
     return (sys.executable, "-c", code)
 
@@ -136,7 +132,7 @@ if starts < 2: freeze()
     assert status == 0, output
     assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 2
     assert time.monotonic() - begun < 60  # Although worker 0 was frozen.
-    assert re.search(r"supervisor \| worker 1 .*; restarting the whole job in 1 s", output)
+    assert re.search(r"supervisor \| worker 1 failed: .*; restart 1 of 5 in 1 s", output)
 
 
 @pytest.mark.processes
@@ -178,15 +174,6 @@ def ready(folder, *names):
     return pids(folder, *(f"{name} is ready" for name in names))
 
 
-def test_more_processes_than_there_may_be_ports(monkeypatch):
-    def refuse(host):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(local_job.ports, "reserve", refuse)
-    with pytest.raises(errors.ConfigError, match="expected 300 ports .* with ulimit -n"):
-        local_job.Ports(300)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_the_tasks_time_to_save(run, tmp_path, number):
@@ -198,14 +185,14 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 ready()
 wait()"""
-    process = run(code, "--workers", "2", command=impatient(after_failure=0.5))
+    process = run(code, "--workers", "2")
     tasks = ready(tmp_path, "worker 0", "worker 1")
     process.send_signal(number)
     if number == signal.SIGHUP:  # Sent by the kernel, and then by the shell.
         time.sleep(0.2)
         process.send_signal(number)
     status, text = finished(process)
-    assert status == 128 + number and "killing" not in text
+    assert status == 128 + number and "killed" not in text
     assert all((tmp_path / f"worker {i} has saved").exists() for i in (0, 1))
     assert all_gone(tasks)
 
@@ -213,14 +200,13 @@ wait()"""
 @pytest.mark.processes
 def test_what_does_not_end_after_a_signal_is_killed_and_named(run, tmp_path):
     code = "deaf() if task['index'] else ready()"
-    process = run(code, "--workers", "3", command=impatient(after_signal=1))
+    process = run(code, "--workers", "3", command=impatient(1))
     tasks = ready(tmp_path, "worker 0", "worker 1", "worker 2")
     wait_until_gone(tasks[:1])
     process.send_signal(signal.SIGTERM)
     status, text = finished(process)
     assert status == 128 + signal.SIGTERM
-    (line,) = (line for line in text.splitlines() if "killing" in line)
-    assert line == "supervisor | 1 s are over: killing worker 1, worker 2, which had not ended"
+    assert "supervisor | killed after 1 s: worker 1, worker 2" in text
     assert all_gone(tasks)
 
 
@@ -241,7 +227,7 @@ wait()"""
     tasks = ready(tmp_path, "chief 0", "worker 0", "ps 0")
     process.send_signal(signal.SIGTERM)
     status, text = finished(process)
-    assert status == 128 + signal.SIGTERM and "killing" not in text
+    assert status == 128 + signal.SIGTERM and "killed" not in text
     assert (tmp_path / "saved").read_text() == "whole" and (tmp_path / "ps 0 ends").exists()
     assert all_gone(tasks)
 
@@ -255,7 +241,7 @@ def test_a_second_signal_kills_at_once(run, tmp_path):
         time.sleep(0.3)
     status, text = finished(process)
     assert status == 128 + signal.SIGINT
-    assert "a second signal: killing worker 0, worker 1, which had not ended" in text
+    assert "supervisor | SIGINT again: killing all nodes" in text
     assert all_gone(tasks)
 
 
@@ -311,8 +297,7 @@ while not (is_back("worker 0") and is_back("worker 1")): time.sleep(0.05)
     names = ("chief 0", "worker 0", "worker 1", "ps 0")
     assert [starts(tmp_path, name) for name in names] == [1, 2, 2, 1]
     for worker in ("worker 0", "worker 1"):  # The failures of one do not count for the other.
-        line = f"{worker} was killed by SIGKILL; restarting it in 1 s (restart 1 of 1)"
-        assert line in output
+        assert f"{worker} failed: ProcessDied: was killed by SIGKILL; restart 1 of 1" in output
     assert "worker 1 | listens" in output  # On its old port.
     assert all_gone(pids(tmp_path, *names))
 
@@ -368,45 +353,18 @@ def test_a_command_that_does_not_exist():
     assert "worker 0 | expected an executable command, got 'no-such'" in done.stdout
 
 
-def test_any_engine_can_be_supervised():
-    outcomes = [restarts.Outcome(1, "node a died"), None, restarts.Outcome(0, "done", True)]
-    calls, lines = [], []
-
-    def poll():
-        calls.append("poll")
-        return outcomes.pop(0)
-
-    supervisor = restarts.RestartLoop(
-        lambda: calls.append("start"),
-        poll,
-        lambda: calls.append("stop"),
-        Restarts(1, first_pause=0.01),
-        lines.append,
-    )
-    assert supervisor.run() == 0
-    assert calls == ["start", "poll", "stop", "start", "poll", "poll", "stop"]
-    assert lines == ["node a died; restarting the whole job in 0.01 s (restart 1 of 1)"]
-
-
-def test_end_before_the_next_start():
-    supervisor = restarts.RestartLoop(
-        lambda: supervisor.end(), lambda: None, lambda: None, Restarts(1), print
-    )
-    assert supervisor.run() is None
-
-
 def test_tasks_of_a_job():
-    tasks = local_job.make_tasks(2, 1, ["a:1", "b:2", "c:3", "d:4"])
-    assert [t.name for t in tasks] == ["chief 0", "worker 0", "worker 1", "ps 0"]
-    assert json.loads(tasks[2].environment["TF_CONFIG"]) == {
-        "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]},
-        "task": {"type": "worker", "index": 1},
+    found = supervisor.environments(2, 1)
+    assert [*found] == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
+    configs = [json.loads(found[task]["TF_CONFIG"]) for task in found]
+    assert configs[2]["task"] == {"type": "worker", "index": 1}
+    cluster = configs[0]["cluster"]
+    assert all(config["cluster"] == cluster for config in configs)
+    assert {kind: len(places) for kind, places in cluster.items()} == {
+        "chief": 1,
+        "worker": 2,
+        "ps": 1,
     }
-    assert [t.ends_job for t in tasks] == [True, False, False, False]
-    assert [t.is_replaceable for t in tasks] == [False, True, True, False]
-    assert all(
-        t.ends_job and not t.is_replaceable for t in local_job.make_tasks(2, 0, ["a:1", "a:2"])
-    )
 
 
 @pytest.mark.processes

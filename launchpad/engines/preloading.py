@@ -1,7 +1,10 @@
-"""Finds the modules that the fork server imports for the nodes of a program."""
+"""What the fork server imports for the nodes of a program."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import os
 import pathlib
 import pickletools
 import sys
@@ -13,6 +16,8 @@ from launchpad.nodes import base
 _INSTALLED = ("site-packages", "dist-packages")
 # These load OpenGL, or choose an implementation of it, when imported; that does not survive a fork.
 _OPENGL = ("OpenGL", "dm_control", "glfw", "mujoco", "pygame")
+# Exit status of a process that must not be forked.
+UNFIT = 3
 
 
 def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
@@ -69,3 +74,38 @@ def _used_by(module: types.ModuleType) -> Iterator[str]:
 def _is_installed(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and any(part in _INSTALLED for part in pathlib.Path(file).parts)
+
+
+def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) -> None:
+    """Imports modules in the fork server; ends it with status `UNFIT` if it can't be forked then.
+
+    Args:
+      names: The names of modules. Errors of their imports are left to the nodes.
+      argv: The launcher's command line: some modules read it when they are imported.
+      search_path: Directories from which to import first.
+    """
+    sys.argv[:] = argv
+    sys.path[:] = [*search_path, *(p for p in sys.path if p not in search_path)]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # The node that needs it raises the same error, for the user to see.
+            continue
+    if len(os.listdir("/proc/self/task")) > 1 + _num_openblas_threads():
+        print("an imported module has started a thread; nodes start fresh interpreters", flush=True)
+        os._exit(UNFIT)  # The interpreter would wait for the thread.
+    # These objects stay: garbage collections in nodes need not visit them, nor copy their pages.
+    gc.collect()
+    gc.freeze()
+
+
+def _num_openblas_threads() -> int:
+    """Returns how many threads OpenBLAS has started; it starts them anew after a fork."""
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    libraries = {line.split()[-1] for line in maps if "openblas" in line.rpartition("/")[2]}
+    size = len(os.sched_getaffinity(0))
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name, "").isdecimal():
+            size = max(1, int(os.environ[name]))
+            break
+    return len(libraries) * (size - 1)

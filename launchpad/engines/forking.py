@@ -1,0 +1,321 @@
+"""The fork server of this process: `multiprocessing`'s, with its own environment and imports.
+
+It imports what nodes need, once, and forks a node for each request. A forked node is a child of the
+fork server, which reports its process id and its exit status through a pipe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import logging
+import os
+import pathlib
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from typing import Any
+
+from launchpad.engines import engine, node_process, preloading
+from rl_replicator.processes import guard as guards
+from rl_replicator.processes import output, process_group
+
+logger = logging.getLogger("launchpad")
+
+# Environment variables that are read at each use. Variables that a library may read when it is
+# imported can't be set for a process that has already imported it.
+RUN_TIME_VARIABLES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "PYTEST_CURRENT_TEST",  # Different in each test.
+        "PYTHONUNBUFFERED",
+        "TF_CONFIG",
+        "TF_NUM_INTEROP_THREADS",
+        "TF_NUM_INTRAOP_THREADS",
+    }
+)
+# The server has this long for its imports, and then for each fork, in seconds.
+_IMPORT_SECS = 180.0
+_FORK_SECS = 10.0
+# How long to wait for the status of a node that has ended, in seconds.
+_STATUS_SECS = 5.0
+# A server that has failed this often in a row is not asked again.
+_MOST_FAILURES = 3
+# The module that a node's fresh interpreter runs. Forked nodes show it, too, to be found by it.
+TITLE = "launchpad.engines.process_entry"
+
+
+class ForkError(Exception):
+    """The fork server can't fork this node."""
+
+
+class ForkServer(forkserver.ForkServer):
+    """A fork server for nodes with the environment that this process has now. Thread-safe.
+
+    It ends when `close` was called, or this process has ended, and its last node is gone.
+    """
+
+    def __init__(self, names: Sequence[str], is_complete: bool):
+        """Starts nothing yet.
+
+        Args:
+          names: The modules to import.
+          is_complete: Whether other programs use it, too, if they need more modules than these.
+        """
+        super().__init__()
+        self.names = list(names)
+        self._is_complete = is_complete
+        self._environment = dict(os.environ)
+        self._path = engine.search_path()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_forked = False
+        self._num_failures = 0
+        self._request = threading.Lock()
+
+    def suits(self, names: Sequence[str]) -> bool:
+        """Returns whether a server started now for these modules would be equivalent."""
+        has_all = self._is_complete or {*names} <= {*self.names}
+        return has_all and self.serves(os.environ) and self._path == engine.search_path()
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Returns whether a node with this environment may be forked."""
+        return _lasting(self._environment) == _lasting(environment)
+
+    def ensure_running(self) -> None:
+        """Starts the server, if it is not running; returns immediately."""
+        with self._lock:  # type: ignore[attr-defined]
+            if self._process is not None and self._process.poll() is None:
+                return
+            if self._process is not None and self._process.returncode == preloading.UNFIT:
+                self._num_failures = _MOST_FAILURES
+                raise OSError("the fork server can't be forked")
+            self.close()
+            self._has_forked = False
+            directory = tempfile.mkdtemp(prefix="lp-")  # Only this user can open it.
+            self._forkserver_address = f"{directory}/fork"
+            reading, self._forkserver_alive_fd = os.pipe()
+            try:
+                with socket.socket(socket.AF_UNIX) as listener:
+                    listener.bind(self._forkserver_address)
+                    listener.listen()
+                    self._process = self._start(listener.fileno(), reading)
+            finally:
+                os.close(reading)
+
+    def _start(self, listener: int, alive: int) -> subprocess.Popen[bytes]:
+        code = (
+            "from launchpad.engines import preloading; "
+            f"preloading.load({self.names!r}, {sys.argv!r}, {self._path!r}); "
+            "from multiprocessing import forkserver; "
+            f"forkserver.main({listener}, {alive}, [])"
+        )
+        process = subprocess.Popen(
+            # -P: the working directory must not precede the launcher's search path.
+            [sys.executable, *subprocess._args_from_interpreter_flags(), "-P", "-c", code],  # type: ignore[attr-defined]
+            env={
+                **self._environment,
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONPATH": engine.python_path(self._path),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(listener, alive),
+            start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
+        )
+        assert process.stdout is not None and process.stderr is not None
+        streams = {"stdout": process.stdout, "stderr": process.stderr}
+        output.LineCopier(output.prefixed("[fork_server/0] "), streams)
+        return process
+
+    def fork(self, name: str, files: Sequence[int]) -> tuple[int, int]:
+        """Forks a node.
+
+        Args:
+          name: "label/index" of the node.
+          files: Descriptors: its control channel, its memory file, its stdout and its stderr.
+
+        Returns:
+          Its process id, and the descriptor on which its exit status arrives.
+
+        Raises:
+          ForkError: it was not forked, and must be started in another way.
+        """
+        with self._request:
+            if self._num_failures >= _MOST_FAILURES:
+                raise ForkError("the fork server has failed too often")
+            try:
+                status, data = self.connect_to_new_process(files)
+                with os.fdopen(data, "wb") as pipe:
+                    pickle.dump({}, pipe)
+                    pickle.dump(_Fork(name), pipe)
+                secs = _FORK_SECS if self._has_forked else _IMPORT_SECS
+                if not select.select([status], [], [], secs)[0]:
+                    raise TimeoutError(f"the fork server did not answer in {secs:g} s")
+                pid = forkserver.read_signed(status)
+            except (OSError, EOFError) as error:
+                self._fail(error)
+                raise ForkError(str(error)) from error
+            self._has_forked = True
+            self._num_failures = 0
+            return pid, status
+
+    def close(self) -> None:
+        """Lets the server end after its last node."""
+        if self._forkserver_alive_fd is not None:
+            self.forget()
+            path = pathlib.Path(self._forkserver_address)
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+
+    def forget(self) -> None:
+        """Closes this process's part of the connection by which the server knows that it lives."""
+        if self._forkserver_alive_fd is not None:
+            os.close(self._forkserver_alive_fd)
+            self._forkserver_alive_fd = None  # type: ignore[assignment]
+
+    def _fail(self, error: Exception) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._num_failures += 1
+        if self._num_failures >= _MOST_FAILURES:
+            logger.warning("nodes are not forked, they start more slowly: %s", error)
+
+
+class ForkedGroup(process_group.ProcessGroup):
+    """A group whose leader was forked by the fork server. It outlives a death of the server."""
+
+    def __init__(self, pid: int, status: int, guard: guards.Guard | None = None):
+        """Takes charge of the node.
+
+        Args:
+          pid: Its process id.
+          status: The descriptor on which its exit status arrives.
+          guard: See the base class.
+        """
+        super().__init__(pid, guard)
+        self._status = status
+        self._process: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # It has ended.
+            self._process = os.pidfd_open(pid)
+
+    def _has_ended(self, flags: int) -> bool:
+        if self._process is None:
+            return True
+        return bool(select.select([self._process], [], [], 0 if flags & os.WNOHANG else None)[0])
+
+    def _exit_code(self) -> int:
+        try:
+            if select.select([self._status], [], [], _STATUS_SECS)[0]:
+                return forkserver.read_signed(self._status)
+        except EOFError:
+            pass  # The server has died.
+        finally:
+            os.close(self._status)
+            if self._process is not None:
+                os.close(self._process)
+        return process_group.UNKNOWN_STATUS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fork:
+    """Turns a fork into a node: `multiprocessing` calls `_bootstrap` in it.
+
+    Attributes:
+      name: "label/index" of the node.
+    """
+
+    name: str
+
+    def _bootstrap(self, parent_sentinel: int) -> None:
+        files: Any = forkserver.get_inherited_fds()
+        connection, memory, stdout, stderr = files
+        os.setsid()
+        for file, target in ((stdout, 1), (stderr, 2)):
+            os.dup2(file, target)
+            os.close(file)
+        if "numpy" in sys.modules:
+            # No two nodes may draw the same numbers. Python's `random` reseeds itself after a fork.
+            sys.modules["numpy"].random.seed()
+        _set_command_line(sys.executable, "-m", TITLE, self.name)
+        node_process.leave(node_process.run(connection, memory))
+
+
+def _set_command_line(*words: str) -> None:
+    """Changes the command line that `ps` shows; cut to the length of the present one."""
+    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5).
+    text = b"\0".join(word.encode() for word in words)[: max(0, end - begin - 1)]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in environment.items() if k not in RUN_TIME_VARIABLES}
+
+
+_lock = threading.Lock()
+_server: ForkServer | None = None
+
+
+def preload(*names: str) -> None:
+    """Starts to import modules in the process that nodes are forked from; returns immediately.
+
+    Call it before `launch`, for nodes that run as processes of this machine, if it is known what
+    they import: the imports then run in parallel with the launcher's own work. Nodes import what
+    else they need themselves. The modules must start no threads and must not initialise
+    TensorFlow, OpenGL or a GPU when they are imported.
+
+    Args:
+      *names: Names of modules. Errors of their imports are left to the nodes.
+    """
+    current(names, is_complete=True)
+
+
+def current(names: Sequence[str], is_complete: bool = False) -> ForkServer:
+    """Returns the fork server for what is launched now; starts one if necessary.
+
+    Args:
+      names: The modules that it should have imported.
+      is_complete: See `ForkServer`.
+    """
+    global _server
+    with _lock:
+        if _server is None or not _server.suits(names):
+            if _server is None:
+                atexit.register(_close)
+            else:
+                _server.close()
+            _server = ForkServer(names, is_complete)
+            with contextlib.suppress(OSError):  # `fork` tries again.
+                _server.ensure_running()
+        return _server
+
+
+def _close() -> None:
+    global _server
+    if _server is not None:
+        _server.close()
+    _server = None
+
+
+def _forget() -> None:
+    """Forgets the parent's server in a fork, whose copy of the connection would keep it alive."""
+    global _server, _lock
+    _lock = threading.Lock()
+    if _server is not None:
+        atexit.unregister(_close)
+        _server.forget()
+    _server = None
+
+
+os.register_at_fork(after_in_child=_forget)
