@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -22,7 +23,18 @@ class _Pickler(cloudpickle.CloudPickler):
             return _all_flags, ()
         if isinstance(obj, flags.FlagHolder):
             return _holder, (obj.name, FLAGS[obj.name].value)
+        if isinstance(obj, functools._lru_cache_wrapper) and _is_local(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
+
+
+def _is_local(function: Any) -> bool:
+    """Whether another process can't import a function, so that it has to be sent by value."""
+    return function.__module__ == "__main__" or "<locals>" in function.__qualname__
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
+    return functools.lru_cache(**parameters)(function)
 
 
 def dumps(value: Any) -> bytes:

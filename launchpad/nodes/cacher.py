@@ -101,7 +101,7 @@ class Cacher:
         entry.call = None
 
 
-class CacherNode(python.PyNode[courier.CourierHandle, None]):
+class CacherNode(python.RunNode[courier.CourierHandle]):
     """Serves the methods of another CourierNode from memory.
 
     For calls with equal arguments, the server is called about once per `refresh_interval_ms`, or
@@ -120,7 +120,7 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
         Raises:
           ValueError: the times are not positive.
         """
-        super().__init__(self.execute)
+        super().__init__()
         if refresh_interval_ms <= 0 or stale_after_ms <= 0:
             raise ValueError("refresh_interval_ms and stale_after_ms must be positive")
         self._handle = handle
@@ -134,7 +134,7 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
         """Returns a handle whose clients call the cache as if it were the server."""
         return self._track_handle(courier.CourierHandle(self._address))
 
-    def execute(self) -> None:
+    def run(self) -> None:
         """Serves answers from memory until the program ends."""
         runtime = lp_runtime.require_current()
         client = dereference.maybe_dereference(self._handle)

@@ -18,7 +18,7 @@ _PARTS_SECS = 10.0
 _POLL_SECS = 0.2
 
 
-class MultiProcessingColocation(python.PyNode[Any, None]):
+class MultiProcessingColocation(python.RunNode[Any]):
     """Several nodes that are placed on one machine.
 
     `launch` replaces the colocation by its nodes, as members of the same group: on this machine
@@ -32,7 +32,7 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
           nodes: What to run.
           num_retries_on_failure: How often each node is restarted when it fails.
         """
-        super().__init__(self.execute)
+        super().__init__()
         self._nodes: list[python.PyNode] = []
         self._num_retries = num_retries_on_failure
         for node in nodes:
@@ -56,12 +56,12 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
         self._nodes.append(node)
         return node.create_handle()
 
-    def execute(self) -> None:
+    def run(self) -> None:
         """Never called: engines launch the nodes themselves."""
         raise NotImplementedError("a MultiProcessingColocation is run by lp.launch() only")
 
 
-class MultiThreadingColocation(python.PyNode[Any, None]):
+class MultiThreadingColocation(python.RunNode[Any]):
     """Runs nodes as threads of one process, whatever the launch type.
 
     Add the colocation to the program, not the nodes inside it; their handles come from
@@ -75,7 +75,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
           nodes: What to run.
           return_on_first_completed: True to end all of them when the first one ends.
         """
-        super().__init__(self.execute)
+        super().__init__()
         self._nodes: list[python.PyNode] = []
         self._return_on_first_completed = return_on_first_completed
         for node in nodes:
@@ -119,7 +119,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         self.imports = (*self.imports, *node.imports)
         return node.create_handle()
 
-    def execute(self) -> None:
+    def run(self) -> None:
         """Runs all nodes, and returns when they have ended.
 
         When one node ends all others, those that have not ended after ten seconds are left running:

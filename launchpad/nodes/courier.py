@@ -84,7 +84,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         """Returns a handle that becomes a client of this node."""
         return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
 
-    def execute(self) -> None:
+    def _run_in_program(self) -> None:
         """Constructs the object, serves it, and calls its `run()`."""
         runtime = lp_runtime.require_current()
         server = make_server(runtime, self._address, self._courier_kwargs)
@@ -93,7 +93,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
             # The port is already bound, so nodes can look up each other's addresses while they are
             # constructed. Calls wait until the server starts.
             runtime.publish(self._address.key, server.address)
-            instance = self.construct_instance()
+            instance = self._construct_instance()
             server.bind_methods(instance)
             takes_server = getattr(instance, "set_courier_server", None)
             if takes_server is not None:
@@ -131,8 +131,8 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
           OSError: the port of its address is taken.
         """
         if lp_runtime.current() is not None:
-            return self.execute()
-        instance = self.construct_instance()
+            return self._run_in_program()
+        instance = self._construct_instance()
         port = lp_address.get_port_from_address(self._address.resolve())
         kwargs = {"port": port, **self._courier_kwargs}
         server = rpc_server.MethodServer(

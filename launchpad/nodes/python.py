@@ -57,11 +57,26 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
         return self._function(*args, **kwargs)
 
 
-class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
+class RunNode(PyNode[HandleType, None], Generic[HandleType]):
+    """A node that does what its `run()` says, which subclasses may extend."""
+
+    def __init__(self) -> None:
+        super().__init__(self.run)
+
+    def run(self) -> None:
+        """Runs the node in the calling thread until it ends."""
+        raise NotImplementedError
+
+    def execute(self) -> None:
+        """Calls `run()`."""
+        self.run()
+
+
+class PyClassNode(RunNode[HandleType], Generic[HandleType, WorkerType]):
     """Constructs an object in the node and calls its `run()`, if it has one."""
 
     def __init__(self, constructor: Callable[..., WorkerType], *args: Any, **kwargs: Any):
-        super().__init__(self.execute)
+        super().__init__()
         self._constructor = constructor
         self._args = args
         self._kwargs = kwargs
@@ -79,7 +94,7 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
         """Undoes `disable_run()`."""
         self._should_run = True
 
-    def construct_instance(self) -> WorkerType:
+    def _construct_instance(self) -> WorkerType:
         """Constructs the object with its arguments dereferenced."""
         args, kwargs = dereference.dereference_tree((self._args, self._kwargs))
         return self._constructor(*args, **kwargs)
@@ -93,15 +108,11 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
         run()
         return True
 
-    def execute(self) -> None:
-        """Constructs the object and calls its `run()`."""
-        instance = self.construct_instance()
+    def run(self) -> None:
+        """Constructs the object and calls its `run()`, also in a test without a launch."""
+        instance = self._construct_instance()
         if not self.run_instance(instance):
             logger.warning("%s has no run(), or it is disabled", type(instance).__name__)
-
-    def run(self) -> None:
-        """Runs the node in the calling thread, for example in a test without a launch."""
-        self.execute()
 
 
 def _set_state(state: str) -> None:

@@ -50,7 +50,7 @@ class ReverbHandle(base.Handle["reverb.Client"]):
         return reverb.Client(tunnel.connect(address, runtime.info.secret))
 
 
-class ReverbNode(python.PyNode[ReverbHandle, None]):
+class ReverbNode(python.RunNode[ReverbHandle]):
     """Serves Reverb tables until all other nodes have ended."""
 
     stops_last = True
@@ -72,7 +72,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         Raises:
           ValueError: `checkpoint_time_delta_minutes` is not positive.
         """
-        super().__init__(self.execute)
+        super().__init__()
         if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
             raise ValueError("checkpoint_time_delta_minutes must be positive, or None")
         self._priority_tables_fn = priority_tables_fn
@@ -92,7 +92,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         """Returns a handle that becomes a Reverb client."""
         return self._track_handle(ReverbHandle(self._address))
 
-    def execute(self) -> None:
+    def run(self) -> None:
         """Makes the tables and serves them until the program ends."""
         runtime = lp_runtime.require_current()
         server = self._start_server(runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import logging
 import pickle
@@ -216,6 +217,45 @@ def test_a_failed_node_fails_the_test_that_cleans_up():
     manager = lp.launch(program, "test_mt")
     with pytest.raises(AssertionError, match="IndexError"):
         manager.cleanup_after_test(unittest.TestCase())
+
+
+def test_a_failure_that_was_caught_is_not_raised_again():
+    class Test(unittest.TestCase):
+        def test(self):
+            program = lp.make_program(lp.PyNode(lambda: [][0]))
+            with pytest.raises(lp.NodeFailedError):
+                lp.launch(program, "test_mt", test_case=self).wait()
+
+    result = unittest.TestResult()
+    Test("test").run(result)
+    assert result.wasSuccessful(), result.errors
+
+
+@pytest.mark.parametrize("kind", [lp.PyClassNode, lp.CourierNode])
+def test_run_of_a_subclass_is_called(kind):
+    called = []
+
+    class Own(kind):
+        def run(self):
+            called.append("before")
+            super().run()
+
+    class Worker:
+        def run(self):
+            called.append("run")
+
+    assert lp.launch(lp.make_program(Own(Worker)), "test_mt").wait(timeout=60)
+    assert called == ["before", "run"]
+
+
+def test_a_cached_function_that_can_not_be_imported_is_sent():
+    @functools.lru_cache(maxsize=3)
+    def twice(number):
+        return 2 * number
+
+    sent = pickle.loads(serialization.dumps({"a": twice}))["a"]
+    assert sent(4) == 8 and sent.cache_parameters() == {"maxsize": 3, "typed": False}
+    assert sent.cache_info().currsize == 1 and twice.cache_info().currsize == 0
 
 
 class Adder:

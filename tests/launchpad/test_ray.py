@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import io
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +13,6 @@ import sysconfig
 import threading
 import time
 import types
-import zipfile
 
 import pytest
 
@@ -149,7 +145,7 @@ print(said)
 def test_every_connection_has_its_own_token_and_network(tmp_path):
     """Regardless of what Ray has read for an earlier connection of the same process."""
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_DEDUP_LOGS": "0"}
-    environment["RAY_COLOR_PREFIX"] = "0"
+    environment |= {"RAY_COLOR_PREFIX": "0", "RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1"}
     for name in ("MODE", "TOKEN_PATH"):
         environment.pop(f"RAY_AUTH_{name}", None)
     environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
@@ -182,93 +178,6 @@ def test_own_code_in_the_directory_of_an_environment_is_shipped(tmp_path, monkey
         monkeypatch.setitem(sys.modules, file.stem, module)
     assert str(own) in shipping.own_modules()
     assert str(installed) not in shipping.own_modules()
-
-
-def test_code_that_was_imported_after_the_connection_is_shipped(
-    ray_connection, tmp_path, monkeypatch
-):
-    import ray
-
-    here = ray.get_runtime_context().gcs_address
-    # As if this machine belonged to a cluster given by address, whose other members cannot read
-    # `tmp_path`.
-    named = cluster.RayCluster(here, cluster.LOOPBACK, lambda: None)
-    monkeypatch.setattr(cluster, "_shared", named)
-    cluster.acquire(here)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("wait_for_stop", "stop"):
-        package = tmp_path / f"lp_{name}"
-        package.mkdir()
-        (package / "__init__.py").write_text("from ._generated import run")
-        code = f"import launchpad\n\ndef run():\n    launchpad.{name}()\n"
-        (package / "_generated.py").write_text(code)
-        (package / ".gitignore").write_text("_generated.py")  # As for most generated files.
-    program = lp.Program("test")
-    program.add_node(lp.PyNode(importlib.import_module("lp_wait_for_stop").run), label="node")
-    program.add_node(lp.PyNode(importlib.import_module("lp_stop").run), label="node")
-    assert lp.launch(program, "ray", address=here).wait(timeout=120)
-
-
-def _content(uri):
-    """Returns the name and the content of the only file in a package that Ray holds."""
-    from ray.experimental import internal_kv
-
-    (name,) = (archive := zipfile.ZipFile(io.BytesIO(internal_kv._internal_kv_get(uri)))).namelist()
-    return name, archive.read(name).decode()
-
-
-def test_code_is_shipped_as_it_was_at_the_launch(ray_connection, tmp_path, monkeypatch):
-    """Even to a node that restarts after Ray has deleted unused packages."""
-    from ray.experimental import internal_kv
-
-    file, late = tmp_path / "lp_own" / "__init__.py", tmp_path / "lp_late.py"
-    file.parent.mkdir()
-    places = [str(file.parent)]
-    monkeypatch.setattr(shipping, "own_modules", lambda: places)
-    monkeypatch.setattr(shipping, "_UPLOAD_AGAIN_SECS", -1.0)
-    file.write_text("as launched")
-    shipment = shipping.Shipment()
-    (uri,) = shipment.uris()
-    file.write_text("edited")
-    assert shipment.uris() == [uri]
-    late.write_text("as added")
-    places.append(str(late))
-    shipment.load()
-    assert shipment.uris()[0] == uri
-    added = shipment.uris()[1]
-    shutil.rmtree(file.parent)
-    late.unlink()
-    internal_kv._internal_kv_del(uri)
-    internal_kv._internal_kv_del(added)
-    assert shipment.uris() == [uri, added]
-    assert _content(uri) == ("lp_own/__init__.py", "as launched")
-    assert _content(added) == ("lp_late.py", "as added")
-
-
-def test_an_added_package_that_is_too_large_harms_no_others(ray_connection, monkeypatch):
-    from ray._private.runtime_env import packaging
-
-    places = []
-    monkeypatch.setattr(shipping, "own_modules", lambda: places)
-    monkeypatch.setattr(shipping, "_UPLOAD_AGAIN_SECS", -1.0)
-    shipment = shipping.Shipment()
-    places.append(programs.__file__)
-    monkeypatch.setattr(packaging, "GCS_STORAGE_MAX_SIZE", 1)
-    text = r"programs\.py can't be shipped .* exceeds the maximum .*; \.rayignore leaves"
-    with pytest.raises(ConnectionError, match=text):
-        shipment.load()
-    assert shipment.uris() == []
-
-
-def test_what_ray_init_was_told_to_ship_is_kept(ray_connection, monkeypatch):
-    import ray
-
-    told = ray.runtime_env.RuntimeEnv(py_modules=["gcs://_ray_pkg_of_the_user.zip"])
-    monkeypatch.setattr(ray.runtime_context.RuntimeContext, "runtime_env", told)
-    monkeypatch.setattr(shipping, "own_modules", lambda: [__file__])
-    own, others = shipping.Shipment().uris()
-    assert _content(own)[0] == "test_ray.py"
-    assert others == "gcs://_ray_pkg_of_the_user.zip"
 
 
 def test_what_does_not_fit_is_refused_at_once(ray_connection):

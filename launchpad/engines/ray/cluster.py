@@ -12,11 +12,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from launchpad.engines.ray import guard
+from launchpad.engines.ray import guard, shipping
 
 LOOPBACK = "127.0.0.1"
 
@@ -109,6 +108,8 @@ def _check(address: str | None) -> str | None:
 
 def _connect(address: str | None) -> RayCluster:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Read when Ray is imported.
+    # .gitignore may list generated or built code, which has to be shipped, too.
+    os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
@@ -242,38 +243,11 @@ def _join(address: str, stack: contextlib.ExitStack) -> str:
             f"no Ray cluster answers at {address}: {error}; expected the host:port that "
             "'ray start --head' printed"
         ) from error
-    session = _Session(address=address)
+    session = _Session(address=address, runtime_env=shipping.runtime_env())
     stack.callback(session.close)
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-@contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """Gives Ray's daemons more time to start.
-
-    Ray waits 30 s, which is too short on a busy machine to load their code, and not configurable.
-    """
-    from ray._private import services
-
-    impatient = services.get_node
-
-    def get_node(*args: Any) -> Any:
-        deadline = time.monotonic() + _START_SECS
-        while True:
-            try:
-                return impatient(*args)
-            except RuntimeError:  # It has not registered yet.
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.1)
-
-    services.get_node = get_node
-    try:
-        yield
-    finally:
-        services.get_node = impatient
 
 
 class _Session:
@@ -305,8 +279,7 @@ class _Session:
         import ray
 
         try:
-            with _patience():
-                ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
+            ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
         except BaseException as error:  # Raised again by the constructor.
             self._error = error
             with contextlib.suppress(Exception):  # Parts of it may have started.

@@ -11,7 +11,7 @@ from launchpad.engines import engine
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import cluster as lp_cluster
-from launchpad.engines.ray import control, node_actor, placement, shipping
+from launchpad.engines.ray import control, node_actor, placement
 
 
 class RayEngine:
@@ -27,8 +27,6 @@ class RayEngine:
             self._machines = placement.place(
                 launch.members, placement.machines(), can_grow=not self._is_own
             )
-            # Nodes on this machine import from the same directories as the launcher.
-            self._shipment = None if self._is_own else shipping.Shipment()
             self._switchboard = control.Switchboard(self._cluster.host, launch.info.secret)
         except BaseException:
             lp_cluster.release(self._cluster)
@@ -48,7 +46,6 @@ class RayEngine:
             self._switchboard,
             self._surroundings(member),
             self._machines.get(member.name),
-            self._shipment.uris() if self._shipment else [],
         )
 
     def close(self) -> None:

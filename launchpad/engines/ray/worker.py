@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -43,7 +42,6 @@ class RayWorker(remote_worker.RemoteWorker):
         switchboard: control.Switchboard,
         surroundings: node_actor.Surroundings,
         machine: str | None,
-        modules: Sequence[str],
     ):
         """Prepares the worker; `start()` starts the node.
 
@@ -54,7 +52,6 @@ class RayWorker(remote_worker.RemoteWorker):
           switchboard: Accepts the connection of its process.
           surroundings: Set in its process.
           machine: Ray's id of the machine that it should run on; None to spread the nodes.
-          modules: Ray's URIs of the code that is shipped to it.
         """
         super().__init__(member, supervisor)
         self.pid: int | None = None
@@ -63,7 +60,6 @@ class RayWorker(remote_worker.RemoteWorker):
         self._config = member.launch_config
         self._surroundings = surroundings
         self._machine = machine
-        self._modules = modules
         self._actor: Any = None
         self._was_called_off = False
 
@@ -93,13 +89,9 @@ class RayWorker(remote_worker.RemoteWorker):
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
             "scheduling_strategy": strategy,
         }
-        runtime_env: dict[str, Any] = {}
         if environment := self._config.environment():
-            runtime_env["env_vars"] = environment
-        if self._modules:
-            runtime_env["py_modules"] = [*self._modules]
-        if runtime_env:  # Even an empty one makes Ray start another interpreter.
-            options["runtime_env"] = runtime_env
+            # Even an empty one makes Ray start another interpreter.
+            options["runtime_env"] = {"env_vars": environment}
         return options
 
     def notify_stop(self) -> None:
