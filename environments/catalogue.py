@@ -80,8 +80,9 @@ def make(
     """Makes an environment. The same seed gives the same episodes.
 
     Args:
-      name: a task of the dm_control suite, `cartpole:swingup`; a Gymnasium ID, `gym:Pendulum-v1`;
-        another task of dm_control, `dm:manipulation/reach_site_features`; or a factory,
+      name: a task of the dm_control suite, `cartpole:swingup`; a Gymnasium ID, `gym:Pendulum-v1`,
+        with a JSON object of options for its constructor, `gym:Pendulum-v1{"g": 9.81}`; another
+        task of dm_control, `dm:manipulation/reach_site_features`; or a factory,
         `package.module:function`, which is called with `seed=seed` and returns a
         `dm_env.Environment` or a `gymnasium.Env`.
       seed: seed of the environment, from 0 to 2**32 - 1.
@@ -138,6 +139,9 @@ def surround(
 def _make(name: str, seed: int, drops_images: bool) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
+    from environments.pixels import rendering
+
+    rendering.prepare()  # On every path: a library's module may draw by itself, like a user's.
     left, colon, right = name.partition(":")
     if left in _LIBRARIES and right:
         from environments.libraries import by_name

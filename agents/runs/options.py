@@ -25,6 +25,9 @@ class AgentOptions:
     env: str
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
     `dm:locomotion/TASK`, or `package.module:function`."""
+    env_options: str = ""
+    """Options for the constructor of `gym:ID`, as a JSON object, such as '{"g": 9.81}'. They become
+    part of the task's name: `gym:Pendulum-v1{"g": 9.81}`."""
     wrap: tuple[str, ...] = ()
     """Wrappers `package.module:function` around the environment, the innermost first."""
     time_limit: int | None = None
@@ -114,6 +117,10 @@ class AgentOptions:
             parse_span(self.profile_steps)
         every = self.video_every
         check_option(every is None or every >= 1, "video_every", "at least 1", every)
+        has_options = bool(self.env_options)
+        is_object = self.env_options.startswith("{") and self.env.startswith("gym:")
+        expected = "a JSON object in braces, for an environment gym:ID"
+        check_option(is_object or not has_options, "env_options", expected, self.env_options)
         limit = self.time_limit
         check_option(limit is None or limit >= 1, "time_limit", "at least 1", limit)
         gpus, address = self.learner_gpus, self.address
@@ -168,14 +175,18 @@ class AgentOptions:
         """The environment to learn."""
         from agents.task import Task
 
-        return Task(self.env, wrap=self.wrap, time_limit=self.time_limit)
+        return Task(self._task_name, wrap=self.wrap, time_limit=self.time_limit)
+
+    @property
+    def _task_name(self) -> str:
+        return self.env + self.env_options
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that identify this run, as plain data for `AgentCommand.restore`."""
         agent = to_plain(self.agent, "agent")
         return {
-            "env": self.env,
+            "env": self._task_name,
             "seed": self.seed,
             "preset": self.preset,
             "agent": agent,
@@ -225,7 +236,7 @@ class PixelAgentOptions(AgentOptions):
         """The environment to learn."""
         from agents.task import Task
 
-        return Task(self.env, self.frame, self.wrap, self.time_limit)
+        return Task(self._task_name, self.frame, self.wrap, self.time_limit)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -69,10 +69,12 @@ def checked_frame(
       A new array, [height, width, 3] uint8.
 
     Raises:
-      EnvironmentDataError: if it is anything else. Nothing is cast: floats from 0 to 1 would turn
-        black.
+      EnvironmentDataError: if it is anything else, but the transparency of RGBA is left out.
+        Nothing is cast: floats from 0 to 1 would turn black.
     """
     pixels = np.array(frame)
+    if pixels.ndim == 3 and pixels.shape[2] == 4:
+        pixels = pixels[..., :3].copy()
     sizes = [height or pixels.shape[0], width or pixels.shape[1], 3] if pixels.ndim == 3 else []
     if pixels.dtype == np.uint8 and pixels.size and list(pixels.shape) == sizes:
         return pixels

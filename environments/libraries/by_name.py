@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,18 +67,22 @@ def make_gymnasium(name: str) -> Any:
     """Makes a Gymnasium environment by its ID, with the time limit of its registration.
 
     Args:
-      name: the id, `Pendulum-v1`, or `module:id`, which imports the module first.
+      name: the id, `Pendulum-v1`, or `module:id`, which imports the module first; options for the
+        constructor may follow, as a JSON object.
 
     Returns:
       A `gymnasium.Env`; it renders if it could be made with `render_mode="rgb_array"`.
 
     Raises:
-      EnvironmentNameError: if there is no such id, or it needs a package that is not installed.
+      EnvironmentNameError: if there is no such id, it needs a package that is not installed, or its
+        options are not a JSON object.
       EnvironmentConstructionError: if the module or the constructor raises; its error is the cause.
     """
     import gymnasium
 
-    module, _, identifier = name.rpartition(":")
+    identity, brace, text = name.partition("{")
+    options = _options(brace + text)
+    module, _, identifier = identity.rpartition(":")
     try:
         if module:
             package = module.partition(".")[0]
@@ -89,12 +94,12 @@ def make_gymnasium(name: str) -> Any:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         known = gymnasium.registry
         raise EnvironmentNameError(
-            f"expected the id of a Gymnasium environment after 'gym:', got {name!r}: "
-            f"{_first_line(error)}{hint('gym:', name, known)}"
+            f"expected the id of a Gymnasium environment after 'gym:', got {identity!r}: "
+            f"{_first_line(error)}{hint('gym:', identity, known)}"
         ) from None
     with of_user_code(f"the constructor of gym:{name}", "return an environment"):
         try:
-            return _construct(spec)
+            return _construct(spec, options)
         except gymnasium.error.DependencyNotInstalled as error:
             raise EnvironmentNameError(
                 f"gym:{name} needs a package that is missing: {_first_line(error)}"
@@ -106,11 +111,22 @@ def make_gymnasium(name: str) -> Any:
             ) from None
 
 
-def _construct(spec: Any) -> Any:
+def _options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except ValueError as error:
+        raise EnvironmentNameError(
+            f"expected the options of a Gymnasium environment as a JSON object, such as "
+            f'{{"g": 9.81}}, got {text!r}: {error}'
+        ) from None
+    return dict(options)
+
+
+def _construct(spec: Any, options: dict[str, Any]) -> Any:
     import gymnasium
 
     # Without Gymnasium's own checks, which only warn where `timesteps` raises an error.
-    options: dict[str, Any] = {"disable_env_checker": True}
+    options = {**options, "disable_env_checker": True}
     try:
         return gymnasium.make(spec, render_mode="rgb_array", **options)
     except Exception:

@@ -221,7 +221,7 @@ def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
     Gymnasium does so only when it makes the viewer, with the first frame. If another viewer is then
     made or freed in the same thread, the context is no longer current, and frames are black.
     """
-    renderer = getattr(environment.unwrapped, "mujoco_renderer", None)
+    renderer = _mujoco_renderer(environment)
     if renderer is None:
         yield
         return
@@ -230,6 +230,14 @@ def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
         if viewer is not None:
             viewer.make_context_current()
         yield
+
+
+def _mujoco_renderer(environment: Any) -> Any:
+    """Returns the renderer of an environment, or of one that it holds; None if there is none."""
+    own = getattr(environment.unwrapped, "mujoco_renderer", None)
+    held = getattr(environment.unwrapped, "__dict__", {}).values()
+    inner = (_mujoco_renderer(value) for value in held if isinstance(value, gymnasium.Env))
+    return own or next(filter(None, inner), None)
 
 
 def _what_to_install(environment: gymnasium.Env, text: str) -> str:

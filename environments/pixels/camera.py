@@ -87,7 +87,10 @@ class Camera:
     def frame(self, height: int, width: int, camera: int | str) -> np.ndarray:
         """Renders the current state as `__call__` does, with the terrain of the last renewal."""
         physics = self._find_physics()
-        return self._drawing_of(physics.model.ptr, height, width, camera).frame(physics.data.ptr)
+        drawing = self._drawing_of(physics.model.ptr, height, width, camera)
+        # As with dm_control, textures change when they are uploaded, which needs its contexts.
+        uploads = getattr(physics, "_contexts", None) is not None
+        return drawing.frame(physics.data.ptr, drawing.upload_textures if uploads else None)
 
     def renew_terrain(self) -> None:
         """Makes the next frame upload the height fields. Call it when they may have changed."""
@@ -137,10 +140,16 @@ class _Drawing:
         self._area = mujoco.MjrRect(0, 0, width, height)
         self._upside_down = np.empty((height, width, 3), np.uint8)
         self.terrain_is_new = False
+        self._textures: np.ndarray = np.empty(0)
         self._context: Context | None = None
 
-    def frame(self, data: Any) -> np.ndarray:
-        """Renders the state in a `mujoco.MjData` of the model."""
+    def frame(self, data: Any, prepare: Callable[[], None] | None) -> np.ndarray:
+        """Renders the state in a `mujoco.MjData` of the model.
+
+        Args:
+          data: the state.
+          prepare: called with the context current; None for nothing.
+        """
         mujoco, model = self._mujoco, self._model
         context = self._context or self._open()
         with context.current():
@@ -148,6 +157,8 @@ class _Drawing:
                 for terrain in range(model.nhfield):
                     mujoco.mjr_uploadHField(model, self._resources, terrain)
                 self.terrain_is_new = False
+            if prepare is not None:
+                prepare()
             mujoco.mjv_updateScene(
                 model,
                 data,
@@ -161,6 +172,14 @@ class _Drawing:
             mujoco.mjr_readPixels(self._upside_down, None, self._area, self._resources)
             # OpenGL counts rows from the bottom.
             return np.ascontiguousarray(self._upside_down[::-1])
+
+    def upload_textures(self) -> None:
+        """Uploads all textures if one of them has changed since this was last called."""
+        textures = self._model.tex_data
+        if not np.array_equal(textures, self._textures):
+            self._textures = textures.copy()
+            for texture in range(self._model.ntex):
+                self._mujoco.mjr_uploadTexture(self._model, self._resources, texture)
 
     def _open(self) -> Context:
         """Opens the context. Changes the model's settings and restores them."""

@@ -78,6 +78,16 @@ def opengl_disabled() -> Iterator[None]:
         _enable_on_demand()
 
 
+def prepare() -> None:
+    """Lets a user's module draw by itself. Call it before such a module is imported.
+
+    It imports dm_control's and MuJoCo's OpenGL disabled, to be enabled when a context is opened.
+    """
+    with opengl_disabled():
+        for name in ("mujoco", "dm_control._render"):
+            importlib.import_module(name)
+
+
 def _enable_on_demand() -> None:
     """Installs hooks that enable OpenGL when dm_control or MuJoCo itself opens a context.
 
@@ -87,10 +97,11 @@ def _enable_on_demand() -> None:
     if backend is None or backend.BACKEND not in _OFF:
         return
     backend.Renderer = _dm_control_context  # Until `enable` reloads the module.
-    for name in ("mujoco", "mujoco.rendering.classic.gl_context"):
-        module: Any = importlib.import_module(name)
-        if not hasattr(module, "GLContext"):
-            module.GLContext = _mujoco_context
+    for name in ("mujoco", "mujoco.gl_context", "mujoco.rendering.classic.gl_context"):
+        with contextlib.suppress(ModuleNotFoundError):  # Versions of MuJoCo differ.
+            module: Any = importlib.import_module(name)
+            if not hasattr(module, "GLContext"):
+                module.GLContext = _mujoco_context
 
 
 def _dm_control_context(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ Box = gymnasium.spaces.Box
 class Odd(gymnasium.Env):
     """Terminates after three or four steps; the reward is 1 minus the size of the action."""
 
+    metadata = {"render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
 
     def __init__(self):
@@ -150,3 +151,43 @@ def blind(seed):
 
 def transparent(seed):
     return Transparent()
+
+
+class Drawing(Odd):
+    """Draws with MuJoCo, which it opens in its constructor as its module was imported before."""
+
+    def __init__(self, render_mode=None):
+        import mujoco
+
+        super().__init__()
+        model = mujoco.MjModel.from_xml_string(
+            "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
+        )
+        self.data = mujoco.MjData(model)
+        mujoco.mj_forward(model, self.data)
+        self.renderer = mujoco.Renderer(model, 48, 64)
+
+    def render(self):
+        self.renderer.update_scene(self.data)
+        return self.renderer.render()
+
+
+gymnasium.register("tests/Drawing-v0", Drawing)
+
+
+class Holding(Odd):
+    """Holds an environment that draws with Gymnasium's renderer of MuJoCo."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.held = gymnasium.make("InvertedPendulum-v5", render_mode="rgb_array")
+
+    def reset(self, *, seed=None, options=None):
+        self.held.reset(seed=seed)
+        return super().reset(seed=seed)
+
+    def render(self):
+        return self.held.render()
+
+
+gymnasium.register("tests/Holding-v0", Holding)

@@ -318,12 +318,17 @@ def test_gymnasium_pictures_have_the_wanted_size():
         silent.render()
 
 
+def test_the_transparency_of_pictures_is_left_out():
+    environment = environments.make("tests.environments.odd:transparent", seed=0)
+    np.testing.assert_array_equal(environment.render(8, 8)[0, 0], [100, 150, 200])
+
+
 @pytest.mark.parametrize(
     ("frame", "got"),
     [
         (np.full((30, 40, 3), 0.5, np.float32), r"float32 \[30, 40, 3\]"),
         (np.zeros((30, 40), np.uint8), r"uint8 \[30, 40\]"),
-        (np.zeros((30, 40, 4), np.uint8), r"uint8 \[30, 40, 4\]"),
+        (np.zeros((30, 40, 2), np.uint8), r"uint8 \[30, 40, 2\]"),
         ([np.zeros((30, 40, 3), np.uint8)], r"uint8 \[1, 30, 40, 3\]"),
         (np.zeros((0, 40, 3), np.uint8), r"uint8 \[0, 40, 3\]"),
         (None, "None"),

@@ -10,6 +10,8 @@ import pytest
 
 import environments
 from agents.cli import check_env
+from agents.d4pg.config import D4PGConfig
+from agents.runs.options import AgentOptions
 from environments.errors import (
     USAGE_ERRORS,
     EnvironmentConstructionError,
@@ -18,6 +20,7 @@ from environments.errors import (
     RenderingUnavailableError,
 )
 from environments.libraries import by_name
+from rl_replicator.errors import ConfigError
 from tests.environments import gymnasium_fake
 
 FAULTY = "tests.environments.faulty"
@@ -58,6 +61,22 @@ def test_any_id_of_gymnasium():
         del gymnasium.registry["tests/Seven-v0"]
 
 
+@pytest.mark.parametrize("length", [2, 6])
+def test_options_of_an_id_follow_it(length):
+    name = f'gym:tests.environments.odd:tests/Named-v0{{"length": {length}}}'
+    timesteps = _play(environments.make(name, seed=0), length)
+    assert [timestep.last() for timestep in timesteps] == [False] * length + [True]
+
+
+def test_options_of_an_id_are_part_of_the_task():
+    options = AgentOptions(env="gym:Pendulum-v1", env_options='{"g": 9.0}', agent=D4PGConfig())
+    assert options.task.name == options.identity["env"] == 'gym:Pendulum-v1{"g": 9.0}'
+    with pytest.raises(
+        ConfigError, match="expected a JSON object in braces, for an environment gym"
+    ):
+        AgentOptions(env="cartpole:swingup", env_options='{"g": 9.0}', agent=D4PGConfig())
+
+
 def test_an_id_that_cannot_be_made_to_render_is_a_note(capsys, monkeypatch):
     spec = gymnasium.envs.registration.EnvSpec("Windowed-v0", entry_point=gymnasium_fake.Windowed)
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
@@ -85,6 +104,7 @@ def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identif
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
         ("gym:./file.py:Env-v0", "no module named './file.py'; name it as in an import, package"),

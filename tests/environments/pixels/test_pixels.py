@@ -378,6 +378,31 @@ def test_a_copy_of_the_physics_for_each_episode(shares):
             )
 
 
+def test_textures_that_are_uploaded_to_dm_control_are_drawn():
+    """As for domain randomisation, also in the midst of an episode."""
+    from dm_control import suite
+    from dm_control.mujoco.wrapper import mjbindings
+
+    plain = suite.load("cartpole", "swingup", task_kwargs={"random": 1})
+    physics, model = plain.physics, plain.physics.model
+    made = environments.PixelEnvironment(environments.adapt(plain), EXACT(24, 24))
+    for colour in (None, 0, 255):
+        frame = made.reset().observation if colour == 0 else made.step(np.ones(1, "f4")).observation
+        np.testing.assert_array_equal(frame, physics.render(24, 24, 0))
+        for texture in range(model.ntex):
+            model.tex_data[:] = colour or 0
+            with physics.contexts.gl.make_current() as call:
+                call.call(
+                    mjbindings.mjlib.mjr_uploadTexture,
+                    model.ptr,
+                    physics.contexts.mujoco.ptr,
+                    texture,
+                )
+        drawn = made.frame()
+        np.testing.assert_array_equal(drawn, physics.render(24, 24, 0))
+        np.testing.assert_array_equal(drawn, made.render(24, 24))
+
+
 def test_seeds_and_random_states_reproduce_frames():
     make = functools.partial(environments.make, "reacher:easy", pixels=FAST(32, 32))
     first, second = make(seed=7), make(seed=7)

@@ -247,6 +247,20 @@ print(frame.shape, len(set(frame.ravel())) > 20, os.environ["MUJOCO_GL"])
     assert lines[:2] == ["False None", f"(48, 64, 3) True {renderer.kind}"], done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Drawing-v0", "Holding-v0"])
+def test_an_id_whose_module_draws_by_itself_has_opengl(renderer, fresh, name):
+    """Even if nothing has imported MuJoCo before, and if the viewer belongs to a held object."""
+    code = f"""
+import environments
+environment = environments.make("gym:tests.environments.odd:tests/{name}", seed=0)
+environment.reset()
+print([len(set(environment.render(48, 64).ravel())) > 1 for _ in range(2)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[True, True]"], done.stderr
+
+
 def test_a_user_who_draws_where_no_opengl_works_is_told_so(fresh):
     code = f"""
 import environments
