@@ -100,9 +100,9 @@ class TimedActor:
         with self._insert:
             self._actor.observe(index, action, timestep)
 
-    def update(self, wait: bool = False) -> None:
+    def update(self) -> None:
         """Calls the actor's method."""
-        self._actor.update(wait)
+        self._actor.update()
 
     def stateful_random_op(self) -> str | None:
         """Calls the actor's method."""
