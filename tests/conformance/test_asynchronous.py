@@ -259,7 +259,7 @@ def test_misuse_has_one_line(monkeypatch):
     for argument in ("max_staleness=", "max_staleness=-1", "4", "staleness=4"):
         with pytest.raises(rr.ConfigError, match="multi_worker_async:max_staleness=4"):
             rr.make(f"multi_worker_async:{argument}")
-    cluster, _ = make_cluster(1, 1)
+    cluster = make_cluster(1, 1)
     with pytest.raises(rr.ConfigError, match="max_staleness to be at least 0, got -1"):
         rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), max_staleness=-1)
     with pytest.raises(rr.ConfigError, match="start_timeout above 0 seconds"):
