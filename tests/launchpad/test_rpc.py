@@ -425,10 +425,15 @@ def test_a_recorded_call_does_not_run_in_a_restarted_server(runtime, proxied):
         successor.stop()
 
 
-def test_a_program_on_one_machine_listens_on_no_port(service):
-    before = {each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"}
+def _listening_ports() -> set:
+    return {each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"}
+
+
+def test_a_program_on_one_machine_listens_on_no_port(request):
+    before = _listening_ports()  # Servers of other tests may live as long as their process.
+    service = request.getfixturevalue("service")
     assert service.same(1) == 1 and service.address.startswith("unix:/tmp/launchpad-")
-    assert not before
+    assert _listening_ports() <= before
     folder = pathlib.Path(service.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
 
