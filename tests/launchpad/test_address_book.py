@@ -78,7 +78,6 @@ def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
         runtime.owned_keys = frozenset(["key"])
         address = runtime.resolve("key", None)
         assert address == runtime.resolve("key", None) == book.get("key")
-        runtime.close()
         return address
 
     first = resolve()

@@ -63,7 +63,6 @@ def serve():
             runtime, thread = running.pop()
             runtime.release_event.set()
             thread.join(60)
-            runtime.close()
 
     yield start, stop
     stop()
