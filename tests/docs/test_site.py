@@ -15,7 +15,10 @@ from tests import structure
 from tests.docs.references import DOCUMENTS, ROOT
 
 # Packages whose `__all__` is for other modules of this project.
-INTERNAL = {"rl_replicator.step.inputs"}  # Users have rr.InputContext and rr.Inputs.
+INTERNAL = {
+    "environments.flat",  # Users have environments.Environment.
+    "rl_replicator.step.inputs",  # Users have rr.InputContext and rr.Inputs.
+}
 
 
 def exporting():
