@@ -430,7 +430,7 @@ def _listening_ports() -> set:
 
 
 def test_a_program_on_one_machine_listens_on_no_port(request):
-    before = _listening_ports()  # Servers of other tests may live as long as their process.
+    before = _listening_ports()  # Of the Ray that the tests of this process share.
     service = request.getfixturevalue("service")
     assert service.same(1) == 1 and service.address.startswith("unix:/tmp/launchpad-")
     assert _listening_ports() <= before
