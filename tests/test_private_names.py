@@ -16,10 +16,11 @@ PRIVATE_MODULES = ("tensorflow.python.", "keras.src.", "sonnet.src.", "ray._priv
 KNOWN = {
     *("_asdict", "_fields", "_replace"),  # Of named tuples.
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
-    "_shutdown",
+    *("_shutdown", "_lru_cache_wrapper"),
     "_ReadVariablesOp",  # An operation.
     *("_lower_using_switch_merge", "_read_only_resource_inputs"),  # Attributes of operations.
-    *("_output_shapes", "_own_classifier", "_block_", "_step_", "_"),  # Texts that look like names.
+    # Texts that look like names.
+    *("_output_shapes", "_own_classifier", "_block_", "_step_", "_", "_mask", "_self_"),
 }
 
 
