@@ -108,6 +108,7 @@ def _check(address: str | None) -> str | None:
 
 def _connect(address: str | None) -> RayCluster:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Read when Ray is imported.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(int(_START_SECS)))
     # .gitignore may list generated or built code, which has to be shipped, too.
     os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
     if not sys.stdout.isatty():
@@ -250,6 +251,20 @@ def _join(address: str, stack: contextlib.ExitStack) -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def _init(**options: Any) -> None:
+    """Calls `ray.init()`, once more if its daemons were slow.
+
+    Ray gives each of them 30 s, which is too short on a busy machine to load their code.
+    """
+    import ray
+
+    try:
+        ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+    except (RuntimeError, TimeoutError):
+        ray.shutdown()
+        ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+
+
 class _Session:
     """Runs `ray.init()` and `ray.shutdown()` in one thread.
 
@@ -279,7 +294,7 @@ class _Session:
         import ray
 
         try:
-            ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
+            _init(**self._options)
         except BaseException as error:  # Raised again by the constructor.
             self._error = error
             with contextlib.suppress(Exception):  # Parts of it may have started.
