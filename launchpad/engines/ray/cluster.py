@@ -108,7 +108,6 @@ def _check(address: str | None) -> str | None:
 
 def _connect(address: str | None) -> RayCluster:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Read when Ray is imported.
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(int(_START_SECS)))
     # .gitignore may list generated or built code, which has to be shipped, too.
     os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
     if not sys.stdout.isatty():
@@ -143,6 +142,7 @@ def _settings(address: str | None) -> Iterator[None]:
             "RAY_AUTH_TOKEN": _TOKEN,  # Not the secret of any other cluster.
             # Ray's way of keeping all its daemons on the loopback interface.
             ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+            "RAY_gcs_server_port_wait_time_s": str(int(_START_SECS)),
         }
     elif _has_token() and "RAY_AUTH_MODE" not in os.environ:
         variables = {"RAY_AUTH_MODE": "token"}
