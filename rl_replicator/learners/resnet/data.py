@@ -164,7 +164,7 @@ class RecordImages(Images):
         examples = epochs.flat_map(
             lambda number: self._epoch(context, number, batches_per_epoch * share)
         ).skip(rest * share)
-        decoded = examples.map(self._vary, tf.data.AUTOTUNE, deterministic=True)
+        decoded = examples.map(self._augmented, tf.data.AUTOTUNE, deterministic=True)
         return _prefetched(decoded.batch(size, drop_remainder=True))
 
     def evaluate(self, context: InputContext, global_batch_size: int) -> tf.data.Dataset:
@@ -204,7 +204,7 @@ class RecordImages(Images):
         first = (number * context.num_input_pipelines + context.input_pipeline_id) * count
         return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + count)))
 
-    def _vary(self, record: tf.Tensor, place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _augmented(self, record: tf.Tensor, place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         encoded, label = self._records.parse(record)
         seed = tf.stack([tf.constant(self._seed, tf.int64), place])
         image = image_records.decode(encoded, lambda shape: self.window(shape, seed), self._size)
