@@ -48,7 +48,7 @@ class ThreadWorker:
                 publish=lambda key, address: supervisor.post_publish(self, key, address),
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
-                interrupt=lambda: self._thread.interrupt(),
+                interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
                 give_up=self._give_up,
                 tell_failure=lambda error: supervisor.post_failing(
                     self, errors.ExceptionRecord.of(error)
@@ -81,7 +81,9 @@ class ThreadWorker:
         """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
         self.runtime.stop_programs()
-        self._thread.interrupt()
+        # In another thread: it waits while the node acquires a condition, possibly forever.
+        interrupt = self._thread.interrupt
+        threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
 
     def send_address(self, key: str, address: str) -> None:
         """Does nothing: all threads share one address book."""

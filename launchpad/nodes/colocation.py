@@ -222,7 +222,7 @@ class _Part:
                 publish=outer.publish,
                 set_state=lambda state: states.set(index, state),
                 request_stop=outer.stop,
-                interrupt=lambda: self._thread.interrupt(),
+                interrupt=lambda: self._thread.interrupt(lambda: self._runtime.is_active),
                 give_up=outer.give_up,
                 tell_failure=outer.tell_failure,
             ),
