@@ -49,7 +49,14 @@ def end_file(experiment: Experiment, name: str) -> Path:
 class TrainingTrial(tune.Trainable):
     """Trains the runs of a trial, and reports each evaluation that all of them have reached."""
 
-    def setup(self, config: dict[str, Any], experiment: Experiment, share: float, cwd: str) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        experiment: Experiment,
+        share: float,
+        cwd: str,
+        python_path: str | None,
+    ) -> None:
         """Starts nothing yet.
 
         Args:
@@ -57,8 +64,11 @@ class TrainingTrial(tune.Trainable):
           experiment: what to run.
           share: number of processors for a trial.
           cwd: working directory of the command.
+          python_path: PYTHONPATH of the command, since Ray may be older than that.
         """
         os.chdir(cwd)
+        if python_path is not None:
+            os.environ["PYTHONPATH"] = python_path
         logs = experiment.run_dir / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / f"{self.trial_name}.ray.log").open("ab") as log:

@@ -127,7 +127,11 @@ def _tune(watch: _Watch, count: int) -> None:
     share = _share(experiment.parallel)
     tune.run(
         tune.with_parameters(
-            actor.TrainingTrial, experiment=experiment, share=share, cwd=os.getcwd()
+            actor.TrainingTrial,
+            experiment=experiment,
+            share=share,
+            cwd=os.getcwd(),
+            python_path=os.environ.get("PYTHONPATH"),
         ),
         name="results",
         storage_path=str(actor.tune_folder(experiment).absolute()),
