@@ -16,7 +16,7 @@ PRIVATE_MODULES = ("tensorflow.python.", "keras.src.", "sonnet.src.", "ray._priv
 KNOWN = {
     *("_asdict", "_fields", "_replace"),  # Of named tuples.
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
-    *("_shutdown", "_lru_cache_wrapper"),
+    *("_shutdown", "_lru_cache_wrapper", "_acquireLock", "_releaseLock"),
     "_ReadVariablesOp",  # An operation.
     *("_lower_using_switch_merge", "_read_only_resource_inputs"),  # Attributes of operations.
     # Texts that look like names.
