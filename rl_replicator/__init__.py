@@ -71,6 +71,7 @@ _MODULES = {
     "normalization": "layers.batch_norm",
     "optimizers": "optimizers",
     "parts": "checkpoints.parts",
+    "randomness": "collectives.randomness",
 }
 
 __all__ = [

@@ -31,7 +31,7 @@ _STEPS_PER_METRICS = 500
 # Saving takes at most a twentieth of the time.
 _SAVE_SHARE = 20.0
 _STEP_REMEDY = (
-    "use agents.learning.randomness or tf.random.stateless_* (or "
+    "use rl_replicator.randomness or tf.random.stateless_* (or "
     "tf.nn.experimental.stateless_dropout, instead of Keras' Dropout) with a seed that counts "
     "steps, such as StepSeeds"
 )

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from agents.learning.randomness import uniform_integers
+from rl_replicator.collectives.randomness import uniform_integers
 
 
 def stacked(frames: tf.Tensor) -> tf.Tensor:

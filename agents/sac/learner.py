@@ -10,13 +10,13 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
-from agents.learning.randomness import StepSeeds, normal
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
 from agents.replay.transitions import Sample
 from agents.sac import losses
 from agents.sac.config import SACConfig
+from rl_replicator.collectives.randomness import StepSeeds, normal
 
 
 class Target(NamedTuple):

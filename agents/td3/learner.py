@@ -8,7 +8,6 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
-from agents.learning.randomness import StepSeeds, normal
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
@@ -17,6 +16,7 @@ from agents.replay.transitions import Sample
 from agents.td3 import losses
 from agents.td3.config import TD3Config
 from rl_replicator import collectives
+from rl_replicator.collectives.randomness import StepSeeds, normal
 
 
 class TD3Learner(tf.Module):

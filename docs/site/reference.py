@@ -20,7 +20,7 @@ FOLDER = "reference"
 # Page -> modules whose public names it documents.
 PAGES: Mapping[str, tuple[str, ...]] = {
     "rl_replicator": ("rl_replicator",),
-    "collectives": ("rl_replicator.collectives",),
+    "collectives": ("rl_replicator.collectives", "rl_replicator.collectives.randomness"),
     "optimizers": (
         "rl_replicator.optimizers",
         "rl_replicator.optimizers.micro_batches",
@@ -46,7 +46,6 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "agents.config",
         "agents.replay.config",
         "agents.learning.replay_learner",
-        "agents.learning.randomness",
         "agents.learning.targets",
         "agents.networks.critics",
         "agents.runs.command",

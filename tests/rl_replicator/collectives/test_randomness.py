@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.randomness import StepSeeds, normal, uniform_integers
+from rl_replicator.collectives.randomness import StepSeeds, normal, uniform_integers
 
 
 def seeds(run):

@@ -3,11 +3,14 @@
 A replica draws for the whole global batch and takes its own part, so that N replicas with batches
 of B / N draw exactly what one replica with a batch of B draws. A mesh is one replica, but DTensor
 may draw other numbers: each device draws its part of the batch from its own seed.
+
+    step_seed = rr.randomness.StepSeeds()                       # in the learner's constructor
+    noise = rr.randomness.normal([B, 8], step_seed(step, 0))    # in its step
 """
 
 import tensorflow as tf
 
-from rl_replicator import collectives
+from rl_replicator.collectives import collectives
 
 
 class StepSeeds:
