@@ -8,6 +8,9 @@ may draw other numbers: each device draws its part of the batch from its own see
     noise = rr.randomness.normal([B, 8], step_seed(step, 0))    # in its step
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from rl_replicator.collectives import collectives
@@ -21,7 +24,7 @@ class StepSeeds:
     have; otherwise each of them draws different numbers.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Draws the number that all seeds of this learner share."""
         self._key = int(tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int32))
 
@@ -38,7 +41,7 @@ class StepSeeds:
         return tf.stack([tf.cast(step, tf.int32), tf.constant(self._key ^ stream, tf.int32)])
 
 
-def normal(shape, seed: tf.Tensor) -> tf.Tensor:
+def normal(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
     """Draws from the standard normal distribution.
 
     Args:
@@ -51,7 +54,7 @@ def normal(shape, seed: tf.Tensor) -> tf.Tensor:
     return _own_part(tf.random.stateless_normal(_global(shape), seed), shape)
 
 
-def uniform_integers(shape, low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
+def uniform_integers(shape: Sequence[Any], low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
     """Draws integers uniformly.
 
     Args:
@@ -67,11 +70,11 @@ def uniform_integers(shape, low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
     return _own_part(drawn, shape)
 
 
-def _global(shape) -> list:
+def _global(shape: Sequence[Any]) -> list[Any]:
     return [shape[0] * collectives.num_replicas(), *shape[1:]]
 
 
-def _own_part(drawn: tf.Tensor, shape) -> tf.Tensor:
+def _own_part(drawn: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
     start = shape[0] * collectives.replica_id()
     # Not drawn[start:...]: DTensor does not support slicing by the values of tensors.
     return tf.slice(drawn, [start, *[0] * (len(shape) - 1)], shape)
