@@ -4,7 +4,7 @@
 
 Each one runs in its own process, with its own time limit, and writes FOLDER/NAME.json.
 `python -m bench.NAME` runs one of them with other settings. `python -m bench.tables` makes the
-tables in docs/ from the files in bench/results.
+tables of bench/results/README.md from the files beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the tables of measured figures in the README and in docs/ from result files.
+"""Makes the tables of measured figures in bench/results/README.md and docs/ from result files.
 
     python -m bench.tables
 
@@ -112,7 +112,7 @@ def _caption(document: Mapping[str, Any], path: Path, link: str) -> str:
 
 def documents() -> list[Path]:
     """Returns the Markdown files that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def main() -> None:

@@ -36,10 +36,10 @@ class ReplayConfig:
     the lower value of its new length."""
     transitions_per_item: int = 8
     """Consecutive transitions that are stored and sampled together as one item of the table, which
-    takes less time and memory (docs/speed.md). A batch takes one transition from each item drawn,
-    and the items serve as many batches as they have transitions. So the transitions of a batch are
-    independent of each other; with 1, successive batches are, too. If a table is sampled by
-    priority, each transition is an item."""
+    takes less time and memory (bench/results/README.md). A batch takes one transition from each
+    item drawn, and the items serve as many batches as they have transitions. So the transitions of
+    a batch are independent of each other; with 1, successive batches are, too. If a table is
+    sampled by priority, each transition is an item."""
     max_in_flight_items: int = 32
     """Maximum number of transitions (not items of the table) per environment that were sent to the
     table and not yet confirmed."""

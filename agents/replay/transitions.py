@@ -235,7 +235,7 @@ class TransitionLayout:
 
     A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
     At these sizes Reverb's cost to insert and to sample grows with the number of columns, not of
-    bytes: one column makes both two to three times cheaper than five (docs/speed.md).
+    bytes: one column makes both two to three times cheaper than five (bench/results/README.md).
     """
 
     def __init__(

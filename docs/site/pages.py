@@ -17,13 +17,15 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Documents outside docs/, and the names of their pages.
+# Documents that are not directly in docs/, and the names of their pages.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "launchpad/README.md": "launchpad.md",
+    "docs/results/ablations.md": "ablations.md",
+    "bench/results/README.md": "measurements.md",
 }
 SOURCES = "source"
 _MEDIA = (".gif", ".mp4", ".png", ".svg", ".webp")
@@ -34,7 +36,7 @@ _HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the documents outside docs/, the notebooks, and the files that documents link to."""
+    """Adds the documents of other folders, the notebooks, and the files that documents link to."""
     for path, name in ELSEWHERE.items():
         files.append(File.generated(config, name, content=(ROOT / path).read_text()))
     for notebook in sorted(DOCS.glob("*.ipynb")):

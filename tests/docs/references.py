@@ -14,9 +14,8 @@ import launchpad  # noqa: F401 - registers the paths of upstream
 from tests import structure
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "launchpad").glob("*.md")]
-)
+_FOLDERS = (".", "docs", "docs/results", "launchpad", "bench/results")
+DOCUMENTS = sorted(path for folder in _FOLDERS for path in (ROOT / folder).glob("*.md"))
 _ALIASES = {"rr": "rl_replicator", "lp": "launchpad"}
 # Files that runs, users or other programs write.
 _WRITTEN = (
