@@ -84,6 +84,8 @@ def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) 
       argv: The launcher's command line: some modules read it when they are imported.
       search_path: Directories from which to import first.
     """
+    # TensorFlow imports pandas, and that pyarrow, whose allocator would start a thread.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     sys.argv[:] = argv
     sys.path[:] = [*search_path, *(p for p in sys.path if p not in search_path)]
     for name in names:

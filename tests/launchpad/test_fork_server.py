@@ -115,6 +115,11 @@ def test_what_is_read_at_import_gets_a_fresh_interpreter(tmp_path):
     }
 
 
+def test_a_process_that_has_imported_pyarrow_can_be_forked():
+    load = "from launchpad.engines import preloading; preloading.load(['pyarrow'], [], [])"
+    assert subprocess.run([sys.executable, "-c", load]).returncode == 0
+
+
 def test_a_changed_environment_gets_another_fork_server(monkeypatch):
     before = forking.current(["json"])
     assert forking.current(["json"]) is before
