@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -13,6 +15,12 @@ from rl_replicator.errors import is_disk_full
 
 # Errors of a write that nobody can read: to a pipe, to a socket, and to a closed terminal.
 _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
+# Notes that Reverb prints, and has no switch for. Those of a process begin with the node's name.
+_REVERB_NOTE = (
+    r"^(\[[a-z_]+/[0-9]+\] )?"
+    r"\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
+    r"(Initializing|Loading latest|Started|Shutting|Stored|Sampler and server)"
+)
 
 
 def open_closed() -> None:
@@ -36,13 +44,48 @@ def lasting() -> Iterator[LastingStream]:
       Standard output, which is flushed at the end.
     """
     before = sys.stdout, sys.stderr
-    out, err = LastingStream(sys.stdout), LastingStream(sys.stderr)
-    sys.stdout, sys.stderr = out, err
+    with _without_reverb() as own:
+        out, err = LastingStream(sys.stdout), LastingStream(own, drops=_REVERB_NOTE)
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield out
+        finally:
+            out.flush()
+            sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def _without_reverb() -> Iterator[TextIO]:
+    """Filters Reverb's notes out of file descriptor 2.
+
+    The filter is a process and not a thread, so that the last message of a library that aborts
+    this process still comes through.
+
+    Yields:
+      The stream for Python's own output, which does not pass the filter: that reads whole lines,
+      and a progress line has no newline.
+    """
+    if sys.stderr is not sys.__stderr__:  # A test or a notebook has its own.
+        yield sys.stderr
+        return
+    real = os.dup(2)
+    grep = subprocess.Popen(
+        ["grep", "--line-buffered", "-vE", _REVERB_NOTE],
+        stdin=subprocess.PIPE,
+        stdout=real,
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,  # Ctrl-C must not end the filter before the program.
+    )
+    assert grep.stdin is not None
+    os.dup2(grep.stdin.fileno(), 2)
+    grep.stdin.close()
     try:
-        yield out
+        with os.fdopen(real, "w", buffering=1, closefd=False) as own:
+            yield own
     finally:
-        out.flush()
-        sys.stdout, sys.stderr = before
+        os.dup2(real, 2)  # Ends the filter's input, unless a child process still holds it open.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            grep.wait(0.5)
 
 
 class LastingStream:
@@ -52,15 +95,23 @@ class LastingStream:
       full_disk: the error of a full disk, if it has lost output.
     """
 
-    def __init__(self, stream: TextIO):
-        """Wraps a stream with a file descriptor, or one that never loses its reader."""
+    def __init__(self, stream: TextIO, drops: str | None = None):
+        """Wraps a stream with a file descriptor, or one that never loses its reader.
+
+        Args:
+          stream: the stream.
+          drops: a regular expression; text that begins so is dropped.
+        """
         self._stream = stream
+        self._drops = re.compile(drops) if drops else None
         self.full_disk: OSError | None = None
         with contextlib.suppress(AttributeError):  # A test's stream, which encodes nothing.
             stream.reconfigure(errors="replace")  # type: ignore[attr-defined]
 
     def write(self, text: str) -> int:
         """Writes the text if there is a reader; returns its length."""
+        if self._drops and self._drops.match(text):
+            return len(text)
         try:
             return self._stream.write(text)
         except OSError as error:

@@ -146,6 +146,27 @@ def test_names_that_the_output_cannot_encode_are_printed_with_replacements(encod
     assert raw.getvalue() == b"caf ?\n"
 
 
+def test_the_notes_of_reverb_are_not_shown():
+    program = (
+        "import os, sys\nfrom rl_replicator.cli import streams\nwith streams.lasting():\n"
+        "    import reverb\n"
+        "    table = reverb.Table.queue('queue', 1)\n"
+        "    server = reverb.Server([table])\n"
+        "    server.localhost_client().checkpoint()\n"
+        "    server.stop()\n"
+        "    sys.stderr.write('[replay/0] [reverb/cc/a.cc:1] Stored checkpoint to /x\\n')\n"
+        "    os.write(2, b'of a library\\n')\n"
+        "    sys.stderr.write('of ours, without an end of line')"
+    )
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    told = done.stderr.replace("of a library\n", "", 1)
+    assert (done.returncode, told) == (0, "of ours, without an end of line")
+    assert told != done.stderr
+
+
 @pytest.mark.parametrize("words", ["--version", "--help"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_of_the_output_is_an_error_of_one_line(words, unbuffered):
