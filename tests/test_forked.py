@@ -57,12 +57,6 @@ sys.exit(7)
         assert fork == new and fork[0] == 7 and "hello" in fork[1]
 
 
-def test_an_error_has_its_traceback_and_status():
-    process = start("-c", "raise KeyError('of the program')")
-    assert "KeyError: 'of the program'" in process.communicate(timeout=60)[1]
-    assert process.returncode == 1
-
-
 def test_tensorflow_is_there_and_unused():
     """Its devices can still be configured."""
     code = """
@@ -80,12 +74,6 @@ def test_nothing_of_this_project_is_loaded():
     names = ("agents", "environments", "launchpad", "rl_replicator", "tests")
     process = start("-c", f"import sys; print([n for n in {names} if n in sys.modules])")
     assert process.communicate(timeout=60)[0] == "[]\n"
-
-
-def test_random_numbers_differ():
-    code = "import random, numpy; print(random.random(), numpy.random.random())"
-    first, second = (start("-c", code).communicate(timeout=60)[0].split() for _ in range(2))
-    assert first[0] != second[0] and first[1] != second[1]
 
 
 WAITING = """
@@ -114,25 +102,6 @@ def test_signals_reach_it(number):
     while program.is_running() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not program.is_running()
-
-
-def test_its_end_by_a_signal_is_told():
-    process = start("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-
-
-def test_without_a_server_it_is_a_new_interpreter(monkeypatch):
-    monkeypatch.setenv("RL_REPLICATOR_TESTS_FORK", "0")
-    assert forked.python() == (sys.executable,)
-    monkeypatch.delenv("RL_REPLICATOR_TESTS_FORK")
-    *client, _ = forked.python()
-    done = subprocess.run(
-        [*client, "/nowhere", "-c", "import sys; print('tensorflow' in sys.modules)"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "False\n"
 
 
 def test_processes_share_a_server(tmp_path, monkeypatch):

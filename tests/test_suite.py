@@ -195,31 +195,3 @@ def test_cleans_up(tmp_path):
     temporary, kept = (tmp_path / "folders").read_text().split()
     assert not Path(temporary).parent.exists()
     assert Path(kept).exists() and not Path(kept).is_relative_to(Path(temporary).parent)
-
-
-def test_stress_counts_failures(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
-    (tmp_path / "test_a.py").write_text("""
-from pathlib import Path
-
-def test_fails_at_first():
-    count = Path("count")
-    count.write_text("x" + (count.read_text() if count.exists() else ""))
-    assert count.read_text() == "xx"
-
-def test_passes():
-    pass
-""")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.suite.stress", "2", "--busy", "1", *PLUGINS, "test_a.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-2:] == [
-        "1 of 2 runs failed",
-        "    1  test_a.py::test_fails_at_first",
-    ]

@@ -28,10 +28,6 @@ def command(monkeypatch):
     return trainables.load("ddpg_agent:command")
 
 
-def test_it_is_short():
-    assert len((EXAMPLES / "ddpg_agent.py").read_text().splitlines()) < 120
-
-
 def test_its_loss_corrects_for_priorities(command):
     """Halfway through a run, beta is 0.7."""
     replay = ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.4)
@@ -121,13 +117,6 @@ def test_a_variation_of_an_agent_has_its_own_loss(monkeypatch, expectile, share)
     sample = tree.map_structure(tf.constant, fixed_samples.make_samples(8, 50.0, 90.0))
     output = agent.make_module(rr.make("single_device"), 100).step_fn(sample)
     assert (float(output.metrics["critic_loss"]) > 0) == (share > 0)
-
-
-def test_it_has_the_options_of_pixels(command):
-    assert (
-        command.parse(["--env", "a:b", "--pixels", "--frame.height", "84"], {}).frame.height == 84
-    )
-    assert command.pixel_config().encoder == "small"
 
 
 def test_a_command_with_a_constructor_of_its_own_keeps_it(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The files for clusters: they parse, and the command line accepts the options in them."""
 
-import json
 import pathlib
 import re
 import shlex
@@ -87,20 +86,3 @@ def test_the_workflow_runs_targets_of_make():
     (python,) = (s["with"] for s in job["steps"] if s.get("uses", "").startswith("actions/setup"))
     assert f'">={python["python-version"]},' in (ROOT / "pyproject.toml").read_text()
     assert (ROOT / python["cache-dependency-path"]).is_file()
-
-
-def test_the_development_container_is_built_from_the_containerfile():
-    folder = ROOT / ".devcontainer"
-    settings = json.loads((folder / "devcontainer.json").read_text())
-    assert (folder / settings["build"]["dockerfile"]).read_text().count("FROM ") == 1
-    stamp = re.search(r"^STAMP := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
-    assert f"touch {stamp}" in settings["postCreateCommand"]
-
-
-@pytest.mark.parametrize("page", ["clusters.md", "launching.md"])
-def test_the_commands_of_a_page_are_understood(page, parsed):
-    text = (DOCS / page).read_text().replace("\\\n", " ")
-    commands = re.findall(r"^    (rl-replicator train .*?)(?:\s+#.*)?$", text, re.MULTILINE)
-    assert commands
-    for command in commands:
-        parsed(shlex.split(command))

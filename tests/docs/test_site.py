@@ -65,25 +65,6 @@ def test_every_document_has_a_place():
     assert len(listed) == len({*listed}) and {*listed} == written
 
 
-def test_a_new_document_is_a_guide():
-    given = [{"Home": "index.md"}, {"How-to": ["a.md"]}, {"Reference": [{"x": ["x.md"]}]}]
-    complete = navigation.complete(given, ["a.md", "b.md", "x.md"])
-    assert complete[1] == {"How-to": ["a.md", "b.md"]} and complete[::2] == given[::2]
-
-
-def test_the_list_for_language_models_is_complete():
-    written = [*navigation.paths(nav())]
-    found = {path: (path.upper(), path.removesuffix("md"), "What.") for path in written}
-    text = navigation.index("Name", "Description", nav(), found)
-    assert re.findall(r"^- \[(.*)\]", text, re.MULTILINE) == [path.upper() for path in written]
-    assert [*re.findall(r"^## (.*)", text, re.MULTILINE)] == [title for (title,) in nav()]
-
-
-def test_a_summary_is_the_first_sentence():
-    assert navigation.summary("# Title\n\n    make\n\nSee [a](b.md)\nnow. More.") == "See a now."
-    assert navigation.summary("# Title\n\n- item") == ""
-
-
 def test_linked_files_have_pages():
     linked = {pages.place(target) for path in pages.documents() for target in pages.targets(path)}
     assert {"launchpad.md", "dataflow.svg", "source/agents/program.py.md"} <= linked
