@@ -9,7 +9,7 @@ import reverb
 from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.links import link_or_copy
+from rl_replicator.checkpoints.manifest import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FULL_DISK_BYTES = 1 << 20

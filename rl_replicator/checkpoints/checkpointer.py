@@ -13,9 +13,9 @@ the size and the checksum of every file, which are verified before anything is r
 writing to a background thread, so that training continues.
 """
 
+import contextlib
 import errno
 import functools
-import itertools
 import logging
 import operator
 import os
@@ -207,26 +207,37 @@ class Checkpointer:
                 part.save(folder)
             manifest.write(temporary, step, tuple(parts))
             temporary.rename(final)
-            manifest.sync(self._directory)
         except BaseException as error:
             needed = max(_size(temporary), _size(folders[-1]) if folders else 0)
             shutil.rmtree(temporary, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            remedy = "; check the disk and its permissions"
-            if error.errno == errno.EFBIG:
-                remedy = "; raise the limit on the size of a file (ulimit -f)"
-            elif errors.is_disk_full(error):
-                free = _free(self._directory)
-                remedy = f" (at least {needed} bytes needed, {free} free); free some space"
             raise errors.CheckpointDiskError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
-                f"{manifest.first_line(error)}{remedy}; older checkpoints are intact"
+                f"{manifest.first_line(error)}{self._remedy(error, needed)}; older checkpoints are "
+                "intact"
             ) from error
+        try:
+            manifest.sync(self._directory)
+        except OSError as error:
+            _LOG.warning(
+                "the checkpoint of step %d is written, but the disk has not confirmed it (%s); "
+                "older ones are kept",
+                step,
+                manifest.first_line(error),
+            )
+            return manifest.read(final)[0]
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
         self._write_seconds = time.monotonic() - started
         return manifest.read(final)[0]
+
+    def _remedy(self, error: OSError, needed: int) -> str:
+        if error.errno == errno.EFBIG:
+            return "; raise the limit on the size of a file (ulimit -f)"
+        if not errors.is_disk_full(error):
+            return "; check the disk and its permissions"
+        return f" (at least {needed} bytes needed{_free(self._directory)}); free some space"
 
     @property
     def is_empty(self) -> bool:
@@ -278,7 +289,8 @@ class Checkpointer:
     def _rename_damaged(
         self, path: pathlib.Path, error: manifest.DamageError, instead: CheckpointInfo
     ) -> None:
-        target = _free_name(path.with_name(_DAMAGED + path.name))
+        target = path.with_name(_DAMAGED + path.name)
+        shutil.rmtree(target, ignore_errors=True)  # The name may have been used before.
         try:
             path.rename(target)
         except OSError as failure:
@@ -418,17 +430,18 @@ def check_local(path: str | os.PathLike) -> None:
         )
 
 
-def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path, with a number appended if the path already exists."""
-    names = itertools.chain([path.name], (f"{path.name}_{i}" for i in itertools.count(2)))
-    return next(free for free in map(path.with_name, names) if not os.path.lexists(free))
-
-
 def _size(folder: pathlib.Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Returns the bytes of a folder's files, as far as they can be counted."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in folder.rglob("*"):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
-def _free(folder: pathlib.Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def _free(folder: pathlib.Path) -> str:
+    with contextlib.suppress(OSError):
+        while not folder.exists():
+            folder = folder.parent
+        return f", {shutil.disk_usage(folder).free} free"
+    return ""

@@ -1,7 +1,9 @@
 """Parts of a checkpoint: TensorFlow objects, inputs, and plain state."""
 
+import base64
 import collections
 import dataclasses
+import io
 import json
 import math
 import pathlib
@@ -11,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_replicator import errors
-from rl_replicator.checkpoints import manifest, plain_state
+from rl_replicator.checkpoints import manifest
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _FILE = "variables"
 _STATE = "state.json"
+_ARRAY = "ndarray"  # The only key of a JSON object that stands for an array.
 
 
 class TrackablePart:
@@ -178,11 +181,15 @@ class TrackablePart:
         """
         import tensorflow as tf
 
-        try:
-            root = tf.train.Checkpoint(**self._trackables)
-        except ValueError:  # Its message asks users to open a TensorFlow issue.
-            _check_trackable(self._trackables)
-            raise
+        for name, node in self._trackables.items():
+            try:
+                tf.train.Checkpoint(**{name: node})
+            except ValueError:  # Its message asks users to open a TensorFlow issue.
+                raise errors.CheckpointError(
+                    "expected models, optimizers and variables to save, got a "
+                    f"{type(node).__name__} for {name!r}; make it a tf.Variable, or leave it out"
+                ) from None
+        root = tf.train.Checkpoint(**self._trackables)
         view = tf.train.TrackableView(root)
         queue = collections.deque([("", root)])
         seen = {id(root)}
@@ -385,12 +392,12 @@ class JsonPart:
         Raises:
           CheckpointError: if a value could not be restored exactly; names its position.
         """
-        return _Text(plain_state.encode(self._get()))
+        return _Text(json.dumps(_plain(self._get(), "state")))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads the state and passes it to `set`. See `Part.restore`."""
         text = (folder / _STATE).read_text(encoding="utf-8")
-        self._set(plain_state.decode(text))
+        self._set(json.loads(text, object_hook=_with_array))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,22 +410,35 @@ class _Text:
         (folder / _STATE).write_text(self.text, encoding="utf-8")
 
 
+def _plain(value: Any, where: str) -> Any:
+    """Returns a value as JSON types; raises `CheckpointError` if they cannot represent it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, f"{where}[{i}]") for i, one in enumerate(value)]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(one, f"{where}[{key!r}]") for key, one in value.items()}
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    if type(value) is np.ndarray and value.dtype.kind in "biufcmMSU":
+        data = io.BytesIO()
+        np.save(data, value, allow_pickle=False)
+        return {_ARRAY: base64.b64encode(data.getvalue()).decode()}
+    raise errors.CheckpointError(
+        "expected JSON types with strings as keys, and NumPy arrays of numbers or strings, got "
+        f"{type(value).__name__} at {where}; convert it to these"
+    )
+
+
+def _with_array(value: dict[str, Any]) -> Any:
+    """Returns the array that a JSON object holds; the object itself if it holds none."""
+    if value.keys() != {_ARRAY}:
+        return value
+    return np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
+
+
 def _shape(variable: Any) -> list[int | None]:
     return variable.shape.as_list()
-
-
-def _check_trackable(trackables: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` for the first object that TensorFlow cannot save."""
-    import tensorflow as tf
-
-    for name, node in trackables.items():
-        try:
-            tf.train.Checkpoint(**{name: node})
-        except ValueError:
-            raise errors.CheckpointError(
-                f"expected models, optimizers and variables to save, got a {type(node).__name__} "
-                f"for {name!r}; make it a tf.Variable, or leave it out"
-            ) from None
 
 
 def _children(view: Any, path: str, node: Any) -> Mapping[str, Any]:

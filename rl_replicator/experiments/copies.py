@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.checkpoints.links import link_or_copy
+from rl_replicator.checkpoints.manifest import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FILE = "lineage.json"
