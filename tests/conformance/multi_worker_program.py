@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
 
 import rl_replicator as rr
 from docs.examples import keras_learner
@@ -69,20 +70,17 @@ def make_learner(replicator):
     return model, optimizer, regression.make_step_fn(model, optimizer)
 
 
-def train(replicator, steps, steps_per_call=None):
+def train(replicator, steps):
     """Trains from fixed initial weights; returns the final weights and the losses of all steps."""
     model, _, step_fn = make_learner(replicator)
     regression.set_weights(model)
-    step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
-    calls = steps // (steps_per_call or 1)
-    losses = replicator.reduce("mean", [step() for _ in range(calls)])
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches))
+    losses = replicator.reduce("mean", [step() for _ in range(steps)])
     return [v.numpy().tolist() for v in model.trainable_variables], np.ravel(losses).tolist()
 
 
 def equals_one_replica(replicator):
-    # Tracing takes most of the time, so each group tests only one way.
-    steps_per_call = None if replicator.num_processes == 3 else 5
-    DETAILS["trained"] = train(replicator, 20, steps_per_call)
+    DETAILS["trained"] = train(replicator, 20)
 
 
 def places(replicator):
@@ -226,31 +224,6 @@ def random_numbers_differ(replicator):
     assert len({tuple(mask) for mask in masks.tolist()}) == replicator.num_replicas
 
 
-def different_copies_are_named(replicator):
-    with replicator.scope():
-        variable = tf.Variable([1.0, 2.0], name="of_local_data")
-    step = replicator.replicate(
-        lambda x: variable.assign_add([0.0, float(replicator.process_index)]) * x,
-        replicator.make_inputs(ones),
-        check_every=5,
-    )
-    with pytest.raises(rr.ReplicasDiffer, match=r"'of_local_data:0' \(2,\) differs"):
-        step()
-
-
-def pipelines_per_replica(replicator):
-    ids = []
-
-    def input_fn(context):
-        ids.append((context.input_pipeline_id, context.num_input_pipelines))
-        return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
-
-    inputs = replicator.make_inputs(input_fn, per_replica=True)
-    step = replicator.replicate(lambda x: x, inputs)
-    assert ids == [(replicator.process_index, replicator.num_replicas)]
-    assert replicator.gather(step()).tolist() == list(range(replicator.num_replicas))
-
-
 def layers_and_slots_appear_in_the_first_step(replicator):
     with replicator.scope():
         model = snt.Linear(1, w_init=snt.initializers.Ones())
@@ -381,12 +354,6 @@ def an_error_of_one_input_ends_the_step_of_all(replicator):
             step()
 
 
-def a_variable_from_outside_is_refused(replicator):
-    outside = tf.Variable([1.0, 2.0], name="from_outside")
-    with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):
-        replicator.replicate(lambda x: outside * x, replicator.make_inputs(ones))
-
-
 def different_collectives_are_refused(replicator):
     def step_fn(x):
         shape = [1] if replicator.process_index else [2]
@@ -409,7 +376,7 @@ def different_variables_are_refused(replicator):
         second = tf.Variable([1.0, 2.0], name="second")
     second.assign([1.0, 2.0 + replicator.process_index])
     step = replicator.replicate(lambda x: first * second * x, replicator.make_inputs(ones))
-    with pytest.raises(rr.ConfigError, match=r"'second:0' \(2,\) differs between worker 0"):
+    with pytest.raises(rr.ReplicasDiffer, match=r"'second:0' \(2,\) differs between replica 0"):
         step()
     second.assign([3.0, 4.0])
     assert replicator.gather(step()).tolist() == [[3.0, 4.0]] * replicator.num_replicas
@@ -424,6 +391,16 @@ def exchanges_leave_nothing_behind(replicator):
         total = replicator.reduce("sum", values)
         np.testing.assert_array_equal(total, values * replicator.num_replicas)
     assert num_threads() < before + 50, (before, num_threads())
+    # In a group, TensorFlow keeps memory for every operation that runs outside of a function.
+    ran = []
+
+    def note(kind, *args, **kwargs):
+        ran.append(kind)
+
+    op_callbacks.add_op_callback(note)
+    replicator.reduce("mean", {"loss": np.float32(1.0), "counts": np.arange(3)})
+    op_callbacks.remove_op_callback(note)
+    assert len(ran) == 1, ran
 
 
 def training_rarely_waits_for_other_processes(replicator):
@@ -512,8 +489,6 @@ def a_killed_worker(replicator):
         DETAILS["at"] = time.time()
         leave("a_killed_worker", lambda: os.kill(os.getpid(), signal.SIGKILL))
     function = [waiting, step, lambda: replicator.gather(tf.zeros([]))][replicator.process_index]
-    if replicator.process_index == 0:
-        waiting._is_checked = True  # Else it would wait for the others in its first check.
     expect_loss(function, rf"worker {last} \(127.0.0.1:\d+\) is gone: .* restart the whole group")
 
 
@@ -537,16 +512,6 @@ def exchange_with_nobody(replicator):
         replicator.reduce("mean", tf.zeros([]))
     except Exception as error:
         DETAILS["exchange"] = type(error).__name__
-
-
-def a_worker_that_ends_early(replicator):
-    step = replicator.replicate(lambda x: x, replicator.make_inputs(ones), 10)
-    for _ in range(20):
-        step()
-    if replicator.process_index == 1:
-        DETAILS["at"] = time.time()
-        return
-    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) is gone")
 
 
 def an_error_in_the_step_of_one(replicator):
@@ -579,9 +544,7 @@ def a_call_that_one_does_not_make(replicator):
         leave("a_call_that_one_does_not_make", lambda: os.kill(os.getpid(), signal.SIGTERM))
         time.sleep(60)
     begun = time.time()
-    with pytest.raises(
-        errors.StepFailed, match="expected all 2 processes to call gather or reduce"
-    ):
+    with pytest.raises(errors.StepFailed, match="worker 0 .* has waited 2 s .* and gave up"):
         replicator.reduce("mean", tf.zeros([]))
     DETAILS["seconds"] = time.time() - begun
     gave_up.touch()

@@ -1,9 +1,10 @@
-"""Messages between the processes of a group, sent by TensorFlow's collectives.
+"""What the processes of a group send to each other by TensorFlow's collectives besides gradients.
 
 The collectives have no timeouts, because TensorFlow would keep a thread for each of them until its
 timeout, even if the collective ends immediately. The caller must abort collectives that hang.
 """
 
+import collections
 import threading
 import zlib
 
@@ -11,12 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.collectives import sums
 
 # Every message begins with a block of this many int32: the checksum of its kind, its length, and
 # its first bytes.
 _BLOCK = 256
 _HEADER = 2
 _BYTES_IN_BLOCK = 4 * (_BLOCK - _HEADER)
+# One key for each width of a sum; widths are powers of two.
+_KEYS_OF_A_SUM = 32
 
 
 class MessageChannel:
@@ -40,6 +44,8 @@ class MessageChannel:
         self._index = index
         self._device = device
         self._lock = threading.Lock()
+        # TensorFlow never frees some of the memory of a collective that runs eagerly.
+        self._compiled = tf.function(self.gather_tensor, autograph=False)
 
     def gather(self, kind: str, payload: bytes) -> list[bytes]:
         """Returns the payloads of all processes, in the order of their indices.
@@ -90,8 +96,7 @@ class MessageChannel:
 
     def _gathered(self, values: np.ndarray) -> np.ndarray:
         with tf.init_scope(), tf.device(self._device):
-            # The identity makes a new tensor: TensorFlow caches small constants and their device.
-            return self.gather_tensor(tf.identity(tf.constant(values))).numpy()
+            return self._compiled(values).numpy()
 
     def _check_kinds(self, kind: str, codes: np.ndarray) -> None:
         for index in np.flatnonzero(codes != codes[self._index]):
@@ -100,3 +105,54 @@ class MessageChannel:
                 f"{self._names[self._index]} calls {kind} and {self._names[index]} makes another "
                 "call; make the same calls in every process"
             )
+
+
+class ChangingSums:
+    """Sums vectors, such as the rows of sparse gradients, inside of traced steps.
+
+    TensorFlow binds the key of a collective to the shape of its first message. So a vector is
+    padded to the next power of two, and sent under the key of that width.
+    """
+
+    def __init__(self, group_key: int, strategy: tf.distribute.Strategy):
+        """Registers itself for the steps of a strategy.
+
+        Args:
+          group_key: TensorFlow's group key of these collectives, equal in all processes.
+          strategy: strategy of the replicas.
+        """
+        self._group_key = group_key
+        self._next_keys: dict[int, int] = collections.defaultdict(int)
+        sums.sum_changing_with(strategy, self.total)
+
+    def number(self, first: int) -> None:
+        """Sets the key of the next sum traced on each replica; the keys of later sums increase."""
+        self._next_keys = collections.defaultdict(lambda: first)
+
+    def total(self, x: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+        """Sums a vector over replicas. Call it on a replica while a step is traced.
+
+        Args:
+          x: [length] float32, float64 or int64.
+          length: int32 scalar, equal on all replicas.
+
+        Returns:
+          The sum, [length].
+        """
+        replica = int(tf.get_static_value(sums.replica_id()))
+        first_key = self._next_keys[replica]
+        self._next_keys[replica] += _KEYS_OF_A_SUM
+        # The number of powers of two below the length is its binary logarithm, rounded up.
+        exponent = tf.reduce_sum(tf.cast(length > [1 << i for i in range(31)], tf.int32))
+        added = tf.raw_ops.CollectiveReduceV2(
+            input=tf.pad(x, [[0, tf.bitwise.left_shift(1, exponent) - length]]),
+            group_size=sums.num_replicas(),
+            group_key=self._group_key,
+            instance_key=first_key + exponent,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            # NCCL would require one order of these and the strategy's own collectives.
+            communication_hint="ring",
+        )
+        return added[:length]

@@ -6,21 +6,19 @@ for each process.
 
 import atexit
 import contextlib
-import dataclasses
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.backends.multi_worker import changing_sums, channel, collective_server, health
+from rl_replicator.backends.multi_worker import channel, collective_server, health
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
 # Group keys of the channels. TensorFlow's strategy counts its own from 1.
-_CALLS, _STEPS, _STATUSES, _CHANGING = range(1 << 20, (1 << 20) + 4)
+_CALLS, _STATUSES, _CHANGING = range(1 << 20, (1 << 20) + 3)
 # More than the number of collectives of any step.
 _KEYS_OF_A_STEP = 1 << 16
 # Collectives fail immediately when a peer is lost, before the monitor detects the loss. Wait at
@@ -35,26 +33,10 @@ _BREAKAGES = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
+_START = "MultiWorkerReplicator"
 _DIFFERENT_STEPS = "the processes take different steps"
 # Finds the reason of an abort, which `_abort` encloses in these marks, in TensorFlow's messages.
 _REASON = re.compile(r"<<(.*?)>>", re.DOTALL)
-
-
-@dataclasses.dataclass(eq=False)
-class _Wait:
-    """A call that waits for the other processes.
-
-    Attributes:
-      kind: name of the call.
-      timeout: seconds that it may take.
-      deadline: value of `time.monotonic` at which the call times out.
-      is_over: whether the deadline has passed, so that the collectives are aborted.
-    """
-
-    kind: str
-    timeout: float
-    deadline: float
-    is_over: bool = False
 
 
 class Group:
@@ -89,24 +71,22 @@ class Group:
         self.names = [f"worker {i} ({cluster.address(*task)})" for i, task in enumerate(tasks)]
         self._tasks = [f"/job:{kind}/replica:0/task:{number}" for kind, number in tasks]
         self._call_timeout = call_timeout
-        self._on_loss: list[Callable[[], None]] = []
+        self._on_loss: Callable[[], None] = lambda: None
         self._num_waiting = 0
-        self._waits: set[_Wait] = set()
         self._lock = threading.Lock()
         self.strategy = collective_server.join(cluster, tasks)
         Group._entered = True
         device = f"{self._tasks[self.index]}/device:CPU:0"
-        self._calls, self._steps, self._statuses = (
+        self._calls, self._statuses = (
             channel.MessageChannel(key, self.names, self.index, device)
-            for key in (_CALLS, _STEPS, _STATUSES)
+            for key in (_CALLS, _STATUSES)
         )
-        self._changing_sums = changing_sums.ChangingSums(_CHANGING, self.strategy)
+        self._changing_sums = channel.ChangingSums(_CHANGING, self.strategy)
         self._monitor = health.Monitor(
             {i: cluster.address(*task) for i, task in enumerate(tasks) if i != self.index},
             lambda index: collective_server.probe(self._tasks[index]),
             peer_timeout,
             self._end_collectives,
-            self._check_deadlines,
         )
         self._monitor.wait_for_all(start_timeout)
         atexit.register(self._monitor.stop)
@@ -114,8 +94,8 @@ class Group:
         self._connect(start_timeout)
 
     def call_on_loss(self, function: Callable[[], None]) -> None:
-        """Registers a function to call when a process is lost, in the monitor's thread."""
-        self._on_loss.append(function)
+        """Sets the function to call when a process is lost, in the monitor's thread."""
+        self._on_loss = function
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
@@ -143,7 +123,7 @@ class Group:
             with self._lock:
                 self._num_waiting -= 1
 
-    def exchange(self, kind: str, payload: bytes) -> list[bytes]:
+    def exchange(self, kind: str, payload: bytes, timeout: float | None = None) -> list[bytes]:
         """Sends a message to all processes, which must all call this in the same order.
 
         A call takes a round trip between processes and waits for the slowest, so do not call it in
@@ -152,6 +132,7 @@ class Group:
         Args:
           kind: name of the call, to detect processes that make different calls.
           payload: message of this process.
+          timeout: seconds to wait for the others; None for `call_timeout`.
 
         Returns:
           The messages of all processes, in their order.
@@ -162,11 +143,8 @@ class Group:
             too.
           WorkerLost: if another process died or froze.
         """
-        return self._exchange(self._calls, kind, payload, self._call_timeout)
-
-    def exchange_in_step(self, kind: str, payload: bytes) -> list[bytes]:
-        """Like `exchange`, but for the thread that takes steps."""
-        return self._exchange(self._steps, kind, payload, self._call_timeout)
+        with self._waiting(kind, timeout or self._call_timeout):
+            return [payload] if self.size == 1 else self._calls.gather(kind, payload)
 
     def number_collectives(self, step: int) -> None:
         """Sets the keys of the next step's collectives, which must be equal in all processes.
@@ -227,48 +205,25 @@ class Group:
             )
         return failure
 
-    def _exchange(
-        self, messages: channel.MessageChannel, kind: str, payload: bytes, timeout: float
-    ) -> list[bytes]:
-        with self._waiting(kind, timeout):
-            return [payload] if self.size == 1 else messages.gather(kind, payload)
-
     @contextlib.contextmanager
     def _waiting(self, kind: str, timeout: float) -> Iterator[None]:
-        """Like `using`, but the monitor's thread aborts the collectives after a deadline."""
-        wait = _Wait(kind, timeout, time.monotonic() + timeout)
-        with self.using():
-            with self._lock:
-                self._waits.add(wait)
-            try:
+        """Like `using`, but aborts the collectives of all processes after `timeout` seconds."""
+        reason = (
+            f"{self.names[self.index]} has waited {timeout:g} s for all processes to call {kind}, "
+            "and gave up; call it in every process, or give a longer call_timeout"
+        )
+        deadline = threading.Timer(timeout, self._abort, [reason])
+        deadline.daemon = True
+        deadline.start()
+        try:
+            with self.using():
                 yield
-            except tf.errors.OpError:
-                if not wait.is_over:
-                    raise
-                raise self._monitor.loss() or errors.StepFailed(
-                    f"expected all {self.size} processes to call {kind} within {timeout:g} s, but "
-                    "not all did; call it in every process, or give a longer call_timeout"
-                ) from None
-            finally:
-                with self._lock:
-                    self._waits.discard(wait)
-
-    def _check_deadlines(self) -> None:
-        """Aborts calls that missed their deadline; the monitor calls it after every sweep."""
-        now = time.monotonic()
-        with self._lock:
-            late = [wait for wait in self._waits if now > wait.deadline]
-            for wait in late:
-                wait.is_over = True
-        for wait in late:
-            self._abort(
-                f"{self.names[self.index]} has waited {wait.timeout:g} s for all processes to call "
-                f"{wait.kind}, and gave up; call it in every process"
-            )
+        finally:
+            deadline.cancel()
 
     def _compare_clusters(self, timeout: float) -> None:
         own = " ".join(self.names)
-        every = self._exchange(self._calls, "MultiWorkerReplicator", own.encode(), timeout)
+        every = self.exchange(_START, own.encode(), timeout)
         for index, other in enumerate(every):
             if other.decode() != own:
                 raise errors.ConfigError(
@@ -282,8 +237,6 @@ class Group:
         An abort ends collectives that wait for data of this process, but not those that wait for
         its first participation.
         """
-        for messages in (self._statuses, self._steps):
-            self._exchange(messages, "MultiWorkerReplicator", b"", timeout)
 
         @tf.function(autograph=False)
         def meet() -> None:
@@ -291,7 +244,9 @@ class Group:
             context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
             self._changing_sums.total(tf.zeros([1]), tf.constant(1))
 
-        with self._waiting("MultiWorkerReplicator", timeout):
+        with self._waiting(_START, timeout):
+            if self.size > 1:
+                self._statuses.gather(_START, b"")
             self.strategy.run(meet)
 
     def _end_collectives(self, loss: errors.WorkerLost) -> None:
@@ -299,8 +254,7 @@ class Group:
             if not self._num_waiting:
                 return
             collective_server.abort(str(loss))
-        for function in self._on_loss:
-            function()
+        self._on_loss()
 
     def _abort(self, reason: str) -> None:
         collective_server.abort(f"<<{reason}>>")

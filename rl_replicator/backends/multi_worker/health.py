@@ -40,7 +40,6 @@ class Monitor:
         probe: Callable[[int], Answer],
         peer_timeout: float,
         on_loss: Callable[[errors.WorkerLost], None],
-        on_sweep: Callable[[], None] = lambda: None,
     ):
         """Probes no peer yet.
 
@@ -49,13 +48,11 @@ class Monitor:
           probe: probes a peer, within a fraction of a second.
           peer_timeout: seconds without an answer after which a peer counts as frozen.
           on_loss: called once, in the monitor's thread, when a peer is lost.
-          on_sweep: called in that thread several times per second until a peer is lost.
         """
         self._peers = peers
         self._probe = probe
         self._peer_timeout = peer_timeout
         self._on_loss = on_loss
-        self._on_sweep = on_sweep
         self._refusals = dict.fromkeys(peers, 0)
         self._silent_since: dict[int, float] = {}
         self._num_good_sweeps = 0
@@ -115,7 +112,6 @@ class Monitor:
             if not lost:
                 if not (self._silent_since or any(self._refusals.values())):
                     self._num_good_sweeps += 1
-                self._on_sweep()
                 continue
             # Another sweep, so that peers that died together are named together.
             self._stopped.wait(_INTERVAL)

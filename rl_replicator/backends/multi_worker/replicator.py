@@ -1,8 +1,9 @@
 """A replicator over several processes that take every step together."""
 
 import contextlib
+import io
 import json
-import zlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,10 +14,9 @@ from rl_replicator import errors, replicator
 from rl_replicator.backends import devices
 from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
-from rl_replicator.graphs import assignments
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled, host, replica_check, results
+from rl_replicator.step import compiled, host, results
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -48,9 +48,8 @@ class MultiWorkerReplicator(replicator.Replicator):
           start_timeout: seconds for all processes to start.
           peer_timeout: seconds without an answer after which a process counts as frozen. A dead
             process is detected within a second.
-          call_timeout: seconds that processes wait for each other in `replicate`, `gather`,
-            `reduce` and the first step. It must be longer than the chief takes to write a
-            checkpoint.
+          call_timeout: seconds that processes wait for each other in `replicate`, `gather` and
+            `reduce`. It must be longer than the chief takes to write a checkpoint.
 
         Raises:
           ConfigError: if the cluster is missing or invalid, if this process already has a
@@ -194,58 +193,18 @@ class _GroupHost(host.StrategyHost):
         """Returns a context for waiting for other processes; see `Group.using`."""
         return self._group.using()
 
-    def check_equal(self, variables: Sequence[tf.Variable]) -> None:
-        """Checks that variables are equal in all processes. Only for the thread that takes steps.
-
-        Args:
-          variables: variables of this process.
-
-        Raises:
-          ConfigError: in all processes, if they differ; names the first one that differs.
-        """
-        mine = [(v.name, v.shape.as_list(), _checksum(v)) for v in variables]
-        every = [
-            json.loads(payload)
-            for payload in self._group.exchange_in_step("the first step", json.dumps(mine).encode())
-        ]
-        longest = max(every, key=len)
-        for place, (name, shape, _) in enumerate(longest):
-            for index, theirs in enumerate(every):
-                if theirs[place : place + 1] != every[0][place : place + 1]:
-                    raise errors.ConfigError(
-                        "expected equal variables in all processes before the first step, but "
-                        f"{name!r} {tuple(shape)} differs between {self._group.names[0]} and "
-                        f"{self._group.names[index]}; restore the same checkpoint and assign the "
-                        "same values in every process"
-                    )
-
     def failure(self, error: Exception) -> Exception:
         return self._group.step_failure(error)
 
 
 class _GroupStep(compiled.ReplicatedStep):
-    """A step that checks variables before its first call; raises `WorkerLost` if a process is."""
+    """A step that raises `WorkerLost` if a process is lost."""
 
     _host: _GroupHost
-    _is_checked = False
 
     def _call(self) -> Any:
         with self._host.together():
-            if not self._is_checked:
-                self._host.check_equal(self._shared())
-                self._is_checked = True
             return super()._call()
-
-    def _shared(self) -> list[tf.Variable]:
-        """Returns this process's copies of the variables that are equal in all processes."""
-        # Excludes variables of which each replica has its own, such as states of Keras' metrics.
-        own = {
-            id(copy)
-            for variable in self._host.registry.with_copies(self._variables)
-            if replica_check.is_declared(variable)
-            for copy in assignments.copies(variable)
-        }
-        return [copy for copy in self._variables if id(copy) not in own]
 
 
 def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -259,29 +218,37 @@ def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -
     return next_creator(**kwargs)
 
 
-def _checksum(variable: tf.Variable) -> int:
-    # Serialised first, because the NumPy array of a string variable holds pointers.
-    return zlib.crc32(tf.io.serialize_tensor(variable.read_value()).numpy())
-
-
 def _encode(leaves: Sequence[np.ndarray]) -> bytes:
-    """Encodes arrays of any dtype of TensorFlow as bytes."""
-    with tf.device("/cpu:0"):
-        tensors = [tf.constant(leaf) for leaf in leaves]
-        types = [tensor.dtype.as_datatype_enum for tensor in tensors]
-        each = [tf.io.serialize_tensor(tensor).numpy() for tensor in tensors]
-        body = tf.io.serialize_tensor(tf.constant(each, tf.string, [len(each)])).numpy()
-    return json.dumps(types).encode() + b"\n" + body
+    """Encodes arrays as a line of JSON, with dtypes, shapes and lengths of strings, and the values.
+
+    TensorFlow never frees some of the memory of its operations in a group, so none is used here.
+    """
+    texts = [_texts(x) for x in leaves]
+    header = [
+        (tf.as_dtype(x.dtype).name, x.shape, [len(text) for text in each])
+        for x, each in zip(leaves, texts, strict=True)
+    ]
+    body = [b"".join(each) if each else x.tobytes() for x, each in zip(leaves, texts, strict=True)]
+    return json.dumps(header).encode() + b"\n" + b"".join(body)
+
+
+def _texts(leaf: np.ndarray) -> list[bytes]:
+    return [tf.compat.as_bytes(x) for x in leaf.flat] if leaf.dtype.kind in "OSU" else []
 
 
 def _decode(payload: bytes) -> list[np.ndarray]:
-    types, _, body = payload.partition(b"\n")
-    with tf.device("/cpu:0"):
-        each = tf.io.parse_tensor(body, tf.string).numpy()
-        return [
-            tf.io.parse_tensor(one, tf.as_dtype(type_)).numpy()
-            for one, type_ in zip(each, json.loads(types), strict=True)
-        ]
+    header, _, body = payload.partition(b"\n")
+    data = io.BytesIO(body)
+    return [_read(data, *entry) for entry in json.loads(header)]
+
+
+def _read(data: io.BytesIO, name: str, shape: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
+    dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    if dtype.kind == "O":
+        leaf = np.empty(len(lengths), dtype)
+        leaf[:] = [data.read(length) for length in lengths]
+        return leaf.reshape(shape)
+    return np.frombuffer(data.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def _describe(leaves: Sequence[np.ndarray]) -> str:
