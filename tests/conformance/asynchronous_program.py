@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import checkpoints, learners
-from rl_replicator.backends.parameter_server import staleness
+from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.checkpoints import parts
 from rl_replicator.jobs import ports
 from rl_replicator.learners.loop import Training
@@ -41,7 +41,7 @@ DETAILS: dict[str, object] = {}
 
 def set_bound(replicator, max_staleness):
     replicator.synchronize()
-    replicator._schedule._bound = staleness.Bound(max_staleness, replicator.num_workers)
+    replicator._schedule._bound = scheduler.Bound(max_staleness, replicator.num_workers)
 
 
 def numbers(count):
@@ -122,32 +122,20 @@ def elements_of_all_workers_are_used_once(replicator):
             inputs.restart()
 
 
-def one_call_after_the_other_equals_one_device(replicator):
-    set_bound(replicator, 0)
-    losses = []
-    for each in (replicator, rr.SingleDeviceReplicator()):
-        _, _, step_fn = make_learner(each, snt.optimizers.Adam)
-        step = each.replicate(step_fn, each.make_inputs(the_same_batch), 5)
-        losses.append(np.concatenate([step().numpy() for _ in range(4)]))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    assert losses[0][-1] < losses[0][0]
-    set_bound(replicator, None)
-
-
 def a_call_takes_no_more_steps_than_asked(replicator):
     """Workers end calls early if data arrives late; other steps may need the next elements."""
     set_bound(replicator, 0)
 
     def late(x):
-        with tf.control_dependencies([pause(0.4)]):
+        with tf.control_dependencies([pause(0.3)]):
             return tf.identity(x)
 
     def input_fn(context):  # The dataset's length is unknown.
-        return tf.data.Dataset.range(20).filter(lambda x: x >= 0).map(late)
+        return tf.data.Dataset.range(6).filter(lambda x: x >= 0).map(late)
 
     inputs = replicator.make_inputs(input_fn)
     step = replicator.replicate(lambda x: x, inputs, 3)
-    for calls in (1, 2, 3):
+    for calls in (1, 2):
         assert step().shape == (3,)
         assert inputs.position == 3 * calls
     set_bound(replicator, None)
@@ -188,7 +176,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     def step_fn(worker):
         read = variable.read_value()
         with tf.control_dependencies([read]):
-            waited = pause(tf.where(tf.equal(worker, 0), long, 0.01))
+            waited = pause(tf.where(tf.equal(worker, 0), 0.2, 0.01))
         with tf.control_dependencies([waited]):
             variable.assign_add(1.0)
         return worker
@@ -197,14 +185,13 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
         return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
 
     DETAILS["bounds"] = []
-    for bound, steps_per_call in ((None, None), (3, None), (6, 2), (1, 2)):
+    for bound, steps_per_call in ((None, None), (3, None), (1, 2)):
         set_bound(replicator, bound)
-        long = 0.4 if bound is None else 0.2
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
         workers = []
         # How many steps one worker takes during one step of the other depends on the load.
         deadline = time.monotonic() + 60
-        while min(workers.count(0), workers.count(1)) < 4 or (
+        while min(workers.count(0), workers.count(1)) < 3 or (
             bound is None and step.staleness().max <= 6 and time.monotonic() < deadline
         ):
             workers.extend(np.atleast_1d(step().numpy()).tolist())
@@ -260,10 +247,10 @@ def a_restart_begins_a_whole_pass(replicator):
         bad = tf.Variable(0.0)
 
     def step_fn(x):
-        pause(0.1)
+        pause(0.05)
         return x + tf.cast(tf.debugging.check_numerics(bad + 0.0, "bad"), tf.int64)
 
-    inputs = replicator.make_inputs(numbers(12))
+    inputs = replicator.make_inputs(numbers(6))
     step = replicator.replicate(step_fn, inputs)
 
     def rest():
@@ -275,17 +262,17 @@ def a_restart_begins_a_whole_pass(replicator):
 
     step()
     inputs.restart()
-    assert rest() == list(range(12)) and inputs.position == 12
+    assert rest() == list(range(6)) and inputs.position == 6
     inputs.restart()
-    inputs.go_to(9)
-    assert rest() == [9, 10, 11] and inputs.position == 12
+    inputs.go_to(3)
+    assert rest() == [3, 4, 5] and inputs.position == 6
     inputs.restart()
     bad.assign(np.nan)
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
         step()
     inputs.restart()
     bad.assign(0.0)
-    assert rest() == list(range(12))
+    assert rest() == list(range(6))
 
 
 def a_step_that_waits_for_data_is_cancelled(replicator):
@@ -356,23 +343,6 @@ def errors_reach_the_caller(replicator):
         replicator.replicate(lambda x: x, inputs, 2)()
 
 
-def elements_may_be_of_unknown_rank(replicator):
-    def parsed(i):
-        return tf.io.parse_tensor(tf.io.serialize_tensor(tf.fill([i], i)), tf.int64)
-
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(3).map(parsed))
-    step = replicator.replicate(tf.size, inputs)
-    assert sorted(int(step()) for _ in range(6)) == [0, 0, 1, 1, 2, 2]
-
-
-def elements_may_be_datasets(replicator):
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(6).window(3))
-    step = replicator.replicate(lambda window: window.reduce(np.int64(0), tf.add), inputs)
-    assert sorted(int(step()) for _ in range(4)) == [3, 3, 12, 12]
-    with pytest.raises(rr.EndOfData):
-        step()
-
-
 def misuse_has_one_line(replicator):
     def generated(context):
         return tf.data.Dataset.from_generator(
@@ -381,15 +351,9 @@ def misuse_has_one_line(replicator):
 
     with pytest.raises(rr.ConfigError, match="with Python code"):
         replicator.make_inputs(generated)
-    with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
-        replicator.make_inputs(lambda context: 3)
-    with pytest.raises(rr.ConfigError, match="expected inputs of this replicator"):
-        replicator.replicate(lambda x: x, rr.SingleDeviceReplicator().make_inputs(ones))
     outside = tf.Variable([1.0, 2.0], name="from_outside")
     with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):
         replicator.replicate(lambda x: outside * x, replicator.make_inputs(ones))
-    with pytest.raises(rr.ConfigError, match="steps_per_call of at least 1"):
-        replicator.replicate(lambda x: x, replicator.make_inputs(ones), 0)
     inputs = replicator.make_inputs(ones)
     replicator.replicate(lambda x: x, inputs)()
     with pytest.raises(rr.ConfigError, match="no step was taken"):
@@ -426,27 +390,10 @@ def padded_evaluation_sees_every_example_once(replicator):
             some, part = step()
             examples, total = examples + int(some), total + int(part)
     assert (examples, total) == (23, sum(range(23)))
-
-
-def layers_and_slots_of_the_first_step_are_on_the_servers(replicator):
-    with replicator.scope():
-        model = snt.Linear(1, w_init=snt.initializers.Ones())
-        optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
-        big, *small = [tf.Variable(tf.zeros([size])) for size in (5000, 10, 10)]
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    step = replicator.replicate(step_fn, replicator.make_inputs(the_same_batch), 4)
-    step()
-    for variable in (*model.trainable_variables, *optimizer.accumulated_momentum):
-        assert "/job:ps/" in variable.device
-    assert {"/job:ps/" in v.device for v in (big, *small)} == {True}
-    DETAILS["servers"] = sorted({v.device for v in small} | {big.device})
+    evaluation = replicator.make_evaluation(
+        lambda values, mask: tf.reduce_sum(tf.cast(values, tf.float32) * mask), input_fn, 4
+    )
+    assert [evaluation(), evaluation()] == [sum(range(23))] * 2
 
 
 def slots_are_on_the_server_of_their_parameter(replicator):
@@ -477,30 +424,6 @@ def slots_are_on_the_server_of_their_parameter(replicator):
         assert [s.device for s in slots] == [p.device for p in parameters]
         replicator.synchronize()
         assert all(np.abs(p.numpy() - 1.0).min() > 0.05 for p in parameters)
-
-
-def checkpoints_go_from_and_to_one_device(replicator):
-    single = rr.SingleDeviceReplicator()
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (one, other) in enumerate(((single, replicator), (replicator, single))):
-            saved = make_saved(one)
-            checkpointer = checkpoints.Checkpointer(pathlib.Path(folder, str(number)))
-            for call in range(4):
-                saved["step"]()
-                if call == 2:
-                    checkpointer.save(call, saved["parts"])
-                    values = [v.numpy() for v in saved["variables"]]
-                    # Both the weights and the position include the steps that ran ahead of the
-                    # caller.
-                    assert saved["count"].numpy() == saved["inputs"].position >= 9
-            restored = make_saved(other)
-            checkpointer.restore(restored["parts"])
-            for got, want in zip(restored["variables"], values, strict=True):
-                np.testing.assert_array_equal(got.numpy(), want)
-            assert restored["inputs"].position == restored["count"].numpy()
-            restored["step"]()
-            restored["replicator"].synchronize()
-            assert restored["inputs"].position == restored["count"].numpy()
 
 
 class Counting(tiny_learners.Regression):
@@ -541,27 +464,6 @@ def a_checkpoint_of_a_run_is_a_snapshot(replicator):
         count = parts.VariableValues.read(found / "learner")["count"]
         assert json.loads((found / "progress" / "state.json").read_text())["batches"] == count
         assert count >= 6
-
-
-def make_saved(replicator):
-    model, optimizer, step_fn = make_learner(replicator)
-    with replicator.scope():
-        count = tf.Variable(0, dtype=tf.int64)
-    inputs = replicator.make_inputs(the_same_batch)
-
-    def counted(x):
-        count.assign_add(1)
-        return step_fn(x)
-
-    learner = parts.TrackablePart(model=model, optimizer=optimizer, count=count)
-    return {
-        "replicator": replicator,
-        "step": replicator.replicate(counted, inputs, 3),
-        "inputs": inputs,
-        "count": count,
-        "variables": [*model.variables, optimizer.step, *optimizer.m, *optimizer.v, count],
-        "parts": {"learner": learner, "inputs": parts.InputPart(inputs)},
-    }
 
 
 def a_killed_worker_comes_back(replicator):

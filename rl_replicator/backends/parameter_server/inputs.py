@@ -22,7 +22,7 @@ from rl_replicator.step import output_arrays
 WAITING = inputs_lib.FAILED + 1
 
 _TICK_MICROSECONDS = 250_000
-# Delay before a worker whose data has ended reports this to another step.
+# Delay before a worker whose data has ended reports this to a step.
 _END_MICROSECONDS = 10_000
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -64,8 +64,7 @@ class WorkerInputs(inputs_lib.Inputs):
         self._ended: set[int] = set()
         self._arguments: tuple[Any, ...] | None = None
         self._worker: tf.Tensor | None = None
-        # Incremented by every restart, to recognise late results of an earlier pass.
-        self.generation = 0
+        self.generation = 0  # Number of restarts, by which steps recognise outputs from before.
 
     @contextlib.contextmanager
     def on_worker(self) -> Iterator[tf.Tensor]:
@@ -104,6 +103,7 @@ class WorkerInputs(inputs_lib.Inputs):
         self._begin_at([max(0, -(-share // self.num_workers)) for share in shares])
 
     def restart(self) -> None:
+        self._schedule.drain()
         with self._schedule.news:
             self.generation += 1
             self._arguments = None
@@ -118,39 +118,23 @@ class WorkerInputs(inputs_lib.Inputs):
     def start(self) -> None:
         if self._is_used:
             return
-        if self.generation:
-            self._schedule.drain()  # Calls of an earlier pass change the position until they end.
-        with self._schedule.news:
-            self._position.assign(self._origin)
-            self._is_used = True
+        self._is_used = True
 
     def raise_marks(self) -> None:
-        """Raises an error if the input was restarted since `start`, cancelled or closed."""
-        if not self._is_used:
-            raise errors.StepCancelled("the input was restarted while the step waited for it")
+        """Raises an error if the input was cancelled or closed."""
         if self._cancels:
             self._cancels -= 1
             raise self.ended(inputs_lib.CANCELLED)
         if self._closed:
             raise errors.EndOfData("the input was closed")
 
-    def note_end(self, worker: int, generation: int) -> None:
-        """Records that a worker's data has ended.
+    def note_end(self, worker: int) -> None:
+        """Records that the data of a worker, given by its index, has ended."""
+        self._ended.add(worker)
 
-        Args:
-          worker: index of the worker.
-          generation: `generation` of the input when the call began.
-        """
-        if generation == self.generation:
-            self._ended.add(worker)
-
-    def is_over(self, given_up: set[int]) -> bool:
-        """Returns whether the data of all workers has ended.
-
-        Args:
-          given_up: indices of lost workers, whose data need not have ended.
-        """
-        return bool(self._ended) and len(self._ended | given_up) == self.num_workers
+    def is_over(self) -> bool:
+        """Returns whether the data of all workers has ended."""
+        return len(self._ended) == self.num_workers
 
     def cancel(self) -> None:
         with self._schedule.news:
@@ -243,9 +227,7 @@ class WorkerDatasets(WorkerInputs):
             flat = flat if self._pad_to is None else inputs_lib.pad(element, self._pad_to)
             return (tf.constant(inputs_lib.ELEMENT), *flat)
 
-        end = self._blanks(tf.data.Dataset.from_tensors(inputs_lib.END))
-        rows = data.map(element).concatenate(end)
-        return rows.concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
+        return data.map(element).concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
 
     def _with_ticks(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         ticks = _like(rows, self._every(_TICK_MICROSECONDS, WAITING))
@@ -256,16 +238,16 @@ class WorkerDatasets(WorkerInputs):
         )
 
     def _every(self, microseconds: int, status: int) -> tf.data.Dataset:
+        """Returns endless rows without data, each after a delay."""
         statuses = tf.data.Dataset.from_tensors(status).repeat()
-        return self._blanks(_slow(statuses, microseconds))
-
-    def _blanks(self, statuses: tf.data.Dataset) -> tf.data.Dataset:
-        return statuses.map(
-            lambda status: (
-                status,
-                *(output_arrays.blank(s) for s in self.specs),
-            )
+        variant = tf.raw_ops.SleepDataset(
+            input_dataset=tf.data.experimental.to_variant(statuses),
+            sleep_microseconds=tf.constant(microseconds, tf.int64),
+            output_types=[tf.int32],
+            output_shapes=[[]],
         )
+        late = tf.data.experimental.from_variant(variant, statuses.element_spec)
+        return late.map(lambda one: (one, *(output_arrays.blank(s) for s in self.specs)))
 
 
 class WorkerCallables(WorkerInputs):
@@ -343,18 +325,6 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
             "table instead"
         )
     return graph
-
-
-def _slow(dataset: tf.data.Dataset, microseconds: int) -> tf.data.Dataset:
-    """Delays every element of a dataset."""
-    specs = tf.nest.flatten(dataset.element_spec)
-    variant = tf.raw_ops.SleepDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        sleep_microseconds=tf.constant(microseconds, tf.int64),
-        output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs],
-    )
-    return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
 def _like(one: tf.data.Dataset, other: tf.data.Dataset) -> tf.data.Dataset:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
-from rl_replicator.backends.parameter_server import scheduler, serving, staleness, watch
+from rl_replicator.backends.parameter_server import scheduler, serving, watch
 from rl_replicator.backends.parameter_server import step as asynchronous_step
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
@@ -84,7 +84,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._schedule = scheduler.CallScheduler(
             self._coordinator,
-            staleness.Bound(max_staleness, self.num_workers),
+            scheduler.Bound(max_staleness, self.num_workers),
             tasks,
             2 * self.num_workers,
         )
@@ -126,17 +126,6 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         return asynchronous_step.AsynchronousStep(
             self._host, self._schedule, self._version, step_fn, inputs, steps_per_call
         )
-
-    def synchronize(self) -> None:
-        """Waits until the workers have finished all calls; begins no new ones.
-
-        The variables do not change until the next call of a step, which returns results of the
-        finished calls first. `Checkpointer` does this itself.
-
-        Raises:
-          WorkerLost: if processes are lost; see `AsynchronousStep`.
-        """
-        super().synchronize()
 
 
 class _WorkersHost(host.Host):

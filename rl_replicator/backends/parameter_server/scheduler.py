@@ -9,9 +9,75 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator.backends.parameter_server import staleness, watch
+from rl_replicator.backends.parameter_server import watch
 
 _PATIENCE = 0.2
+
+
+class Bound:
+    """Decides whether another call may begin.
+
+    An update of one call can come between the read and the update of another call's step only if
+    both calls are open at the same time, as seen by the coordinator. So it suffices to count, for
+    every open call, the steps of all calls that have been open at the same time.
+    """
+
+    def __init__(self, max_staleness: int | None, num_workers: int):
+        """Starts without open calls.
+
+        Args:
+          max_staleness: the bound; None to limit only the number of open calls.
+          num_workers: number of workers, each of which has one running and one queued call.
+        """
+        self._max = max_staleness
+        self._most_open = 2 * num_workers
+        self._begun = 0  # Number of steps of all calls so far.
+        self._ended = 0  # Number of steps of all calls that have ended.
+        self._limits: list[int] = []  # For every open call, the most that `_begun` may become.
+
+    @property
+    def num_open(self) -> int:
+        """Number of open calls."""
+        return len(self._limits)
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether no step may be stale at all."""
+        return self._max == 0
+
+    def admits(self, updates: int) -> bool:
+        """Returns whether a call of a number of steps may begin now."""
+        if self.num_open >= self._most_open:
+            return False
+        if self._max is None or not self._limits:
+            return True
+        has_met = self._begun - self._ended
+        return has_met <= self._max and self._begun + updates <= min(self._limits)
+
+    def open(self, updates: int) -> int:
+        """Records the beginning of a call, which `admits` has allowed.
+
+        Args:
+          updates: number of steps of the call.
+
+        Returns:
+          A number to pass to `close`.
+        """
+        # The call meets those that are open now, and all that begin until it ends.
+        limit = self._ended + updates + (self._max or 0)
+        self._limits.append(limit)
+        self._begun += updates
+        return limit
+
+    def close(self, limit: int, updates: int) -> None:
+        """Records the end of a call.
+
+        Args:
+          limit: return value of `open`.
+          updates: number of steps of the call.
+        """
+        self._limits.remove(limit)
+        self._ended += updates
 
 
 class CallScheduler:
@@ -28,7 +94,7 @@ class CallScheduler:
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        bound: staleness.Bound,
+        bound: Bound,
         tasks: watch.Watch,
         num_threads: int,
     ):
@@ -49,11 +115,6 @@ class CallScheduler:
         self._waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         for _ in range(num_threads):
             threading.Thread(target=self._work, name="worker-call", daemon=True).start()
-
-    @property
-    def given_up(self) -> set[int]:
-        """Indices of workers that have been unreachable for too long to wait for them."""
-        return self._tasks.given_up
 
     @property
     def is_serial(self) -> bool:
@@ -78,7 +139,7 @@ class CallScheduler:
         function: tf.types.experimental.ConcreteFunction,
         arguments: Sequence[Any],
         updates: int,
-        on_end: Callable[[Any, Exception | None], None],
+        on_end: Callable[[Any, Exception | None], bool],
     ) -> None:
         """Begins a call, which `admits` has allowed.
 
@@ -88,12 +149,12 @@ class CallScheduler:
           updates: number of steps that it takes.
           on_end: called in another thread, with the lock of `news` held: with the results, or with
             an error, or with neither if the call was dropped because of another call's error.
+            Returns whether the call took a step or failed.
         """
-        key = object()
         if not self._bound.num_open:
             self._tasks.note_news()  # No result was expected before.
-        self._bound.open(key, updates)
-        self._waiting.put((key, function, arguments, on_end))
+        limit = self._bound.open(updates)
+        self._waiting.put((function, arguments, on_end, limit, updates))
 
     def wait(self) -> None:
         """Waits briefly for a call to end. The caller must hold the lock of `news`.
@@ -125,15 +186,15 @@ class CallScheduler:
 
     def _work(self) -> None:
         while True:
-            key, function, arguments, on_end = self._waiting.get()
+            function, arguments, on_end, limit, updates = self._waiting.get()
             results, error = self._run(function, arguments)
             loss = None if error is None else self._tasks.blame(error)
-            self._tasks.note_news()
             with self.news:
-                self._bound.close(key)
+                self._bound.close(limit, updates)
                 if loss is not None:
                     self._failure = self._failure or loss
-                on_end(results, error)
+                if on_end(results, error):
+                    self._tasks.note_news()
                 if self._is_halted and not self._bound.num_open:
                     self._clear()
                 self.news.notify_all()

@@ -10,6 +10,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.backends.parameter_server import watch
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
@@ -49,42 +50,23 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
     )
     is_one_machine = ports.confine_if_local(cluster.own_address, cluster.all_addresses)
     coordinator = cluster.address("chief", 0)
-    _wait_for(coordinator, start_timeout)
+    if watch.wait_until_reachable([coordinator], start_timeout):
+        raise errors.WorkerLost(
+            f"expected the coordinator, chief 0 ({coordinator}), to start, but it did not within "
+            f"{start_timeout:g} s; start all processes together, or give a longer start_timeout"
+        )
     _wait_for_end_of(coordinator)
-    # On one machine, one supervisor restarts all processes.
-    while not is_one_machine and _is_back(coordinator, start_timeout):
+    while not is_one_machine:  # On one machine, one supervisor restarts all processes.
+        logging.getLogger(__name__).warning(
+            "the coordinator (%s) is gone; waiting %g s for it to be restarted",
+            coordinator,
+            start_timeout,
+        )
+        if watch.wait_until_reachable([coordinator], start_timeout):
+            break
         _wait_for_end_of(coordinator)
     del server
     sys.exit(0)
-
-
-def _wait_for(coordinator: str, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return ports.check_reachable(coordinator)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise errors.WorkerLost(
-                    f"expected the coordinator, chief 0 ({coordinator}), to start, but it did not "
-                    f"within {timeout:g} s; start all processes together, or give a longer "
-                    "start_timeout"
-                ) from None
-        time.sleep(_INTERVAL)
-
-
-def _is_back(coordinator: str, timeout: float) -> bool:
-    """Waits for a lost coordinator to listen again; returns whether it did in time."""
-    logging.getLogger(__name__).warning(
-        "the coordinator (%s) is gone; waiting %g s for it to be restarted",
-        coordinator,
-        timeout,
-    )
-    try:
-        _wait_for(coordinator, timeout)
-    except errors.WorkerLost:
-        return False
-    return True
 
 
 def _wait_for_end_of(coordinator: str) -> None:

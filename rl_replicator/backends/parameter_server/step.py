@@ -1,6 +1,7 @@
 """The step of an asynchronous replicator, which any idle worker runs, ahead of its caller."""
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +9,76 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
-from rl_replicator.backends.parameter_server import scheduler, staleness
+from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.step import compiled, output_arrays, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
+
+_MOST_UPDATES = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class Staleness:
+    """The staleness of several steps.
+
+    Attributes:
+      steps: number of steps.
+      total: sum of their staleness.
+      max: greatest staleness of a step.
+    """
+
+    steps: int = 0
+    total: int = 0
+    max: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Mean staleness of a step; 0 without steps."""
+        return self.total / self.steps if self.steps else 0.0
+
+
+class Meter:
+    """Measures the staleness of steps on a parameter server, without a reply to the worker."""
+
+    def __init__(self, version: tf.Variable):
+        """Creates a variable on the same server as `version`.
+
+        Args:
+          version: int64 scalar on a parameter server, the number of updates of all steps.
+        """
+        self._version = version
+        with tf.init_scope(), tf.device(version.device):
+            # Number of steps, sum and maximum of their staleness.
+            self._counts = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="staleness")
+
+    def owns(self, variable: tf.Variable) -> bool:
+        """Whether it is a variable of the meter."""
+        return variable is self._version or variable is self._counts
+
+    def before(self) -> tf.Tensor:
+        """Returns the number of updates so far; traced before a step."""
+        return self._version.read_value()
+
+    def after(self, before: tf.Tensor) -> None:
+        """Counts a step's update, and the updates by others during the step; traced after it.
+
+        Args:
+          before: return value of `before`.
+        """
+        with tf.device(self._version.device):
+            # Reads and increments in one operation, so that every update is counted exactly once.
+            now = tf.raw_ops.ResourceCountUpTo(
+                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
+            )
+            stale = now - before
+            self._counts.assign_add(tf.stack([1, stale, 0]), read_value=False)
+            tf.raw_ops.ResourceScatterNdMax(
+                ref=self._counts.handle, indices=[[2]], updates=[stale], use_locking=True
+            )
+
+    def read(self) -> Staleness:
+        """Returns the staleness of all steps so far."""
+        return Staleness(*self._counts.numpy().tolist())
 
 
 class AsynchronousStep(compiled.ReplicatedStep):
@@ -51,7 +118,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         self._done: collections.deque[tuple[int, list[tf.Tensor]]] = collections.deque()
         self._num_done = 0  # Steps in `_done`.
         with host.registry.recording():
-            self._meter = staleness.Meter(version)
+            self._meter = Meter(version)
         self._error: Exception | None = None
         self._generation = inputs.generation
         super().__init__(host, step_fn, inputs, steps_per_call)
@@ -86,7 +153,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
                         self._begin_more()
                     return results.join(self._unflatten(flat))
                 self._begin_more()
-                if not self._num_begun and self._inputs.is_over(self._schedule.given_up):
+                if not self._num_begun and self._inputs.is_over():
                     if self._num_done:  # The last call returns the remaining steps.
                         return results.join(self._unflatten(self._pop()))
                     raise self._inputs.ended(inputs_lib.END)
@@ -95,7 +162,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
     def assigned_variables(self) -> list[tf.Variable]:
         return [v for v in super().assigned_variables() if not self._meter.owns(v)]
 
-    def staleness(self) -> staleness.Staleness:
+    def staleness(self) -> Staleness:
         """Returns the staleness of all steps taken, including those not yet returned."""
         return self._meter.read()
 
@@ -103,7 +170,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         updates = self.steps_per_call or 1
         while (
             self._num_begun + self._num_done // updates < self._most_ahead
-            and not self._inputs.is_over(self._schedule.given_up)
+            and not self._inputs.is_over()
             and self._schedule.admits(updates)
         ):
             # A worker that waits for data ends its call early. If no step may be stale, the next
@@ -111,27 +178,25 @@ class AsynchronousStep(compiled.ReplicatedStep):
             # functions, which the caller takes in between.
             most = updates - self._num_done if self._schedule.is_serial else updates
             self._num_begun += 1
-            end = functools.partial(self._end, self._inputs.generation)
             arguments = (tf.constant(most), *self._inputs.arguments)
-            self._schedule.begin(self._compiled, arguments, most, end)
+            self._schedule.begin(self._compiled, arguments, most, self._end)
 
-    def _end(self, generation: int, packed: Any, error: Exception | None) -> None:
+    def _end(self, packed: Any, error: Exception | None) -> bool:
         """Stores the results or the error of a call; the scheduler's callback."""
         self._num_begun -= 1
-        if generation != self._inputs.generation:
-            return
         if error is not None:
             self._error = self._error or error
         if packed is None:
-            return
+            return error is not None
         tensors = zip(tf.unstack(packed), self._dtypes, strict=True)
         head, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in tensors]
         status, num_steps, worker = head.numpy().tolist()
         if status == inputs_lib.END:
-            self._inputs.note_end(worker, generation)
+            self._inputs.note_end(worker)
         if num_steps:
             self._done.append((num_steps, outputs))
             self._num_done += num_steps
+        return bool(num_steps)
 
     def _drop_old(self) -> None:
         """Drops outputs, and an error, from before the last restart of the input."""
