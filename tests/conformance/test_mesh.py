@@ -1,5 +1,5 @@
 """Behaviour specific to a mesh: layouts, shared inputs, what it refuses. test_replicators.py tests
-the rest of the contract."""
+the rest of the contract, and test_equality.py that split layers train as on one device."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,6 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import rl_replicator as rr
-from rl_replicator import checkpoints
-from rl_replicator.checkpoints import parts
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH = 16
@@ -91,23 +89,6 @@ def start_of(model):
     return [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
 
 
-def difference(got, want):
-    pairs = zip(got.variables, want.variables, strict=True)
-    pairs = [(a.numpy(), b.numpy()) for a, b in pairs]
-    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
-
-
-@pytest.mark.parametrize(
-    ("model_class", "optimizer_class"),
-    [(Mlp, snt.optimizers.Adam), (ConvNet, rr.optimizers.Adam)],
-)
-def test_split_layers_equal_one_device(model_class, optimizer_class):
-    got, _ = train(rr.MeshReplicator(MESH, LAYOUTS), model_class, 100, optimizer_class)
-    want, _ = train(rr.SingleDeviceReplicator(), model_class, 100, optimizer_class)
-    # 100 steps in float32; sums over the batch are computed in another order.
-    assert difference(got, want) <= 1e-5
-
-
 def rate(step):
     return 0.01 / (1.0 + tf.cast(step, tf.float32))
 
@@ -118,9 +99,7 @@ def decayed(variables):
 
 OPTIMIZERS = {
     "adam": rr.optimizers.Adam,
-    "momentum": lambda _: rr.optimizers.Momentum(rate, decayed, 0.9, 0.1),
     "lars": lambda _: rr.optimizers.LARS(rate, decayed, 0.9, 0.1, trust=0.1),
-    "sonnet momentum": lambda _: snt.optimizers.Momentum(0.01, 0.9),
     "keras adam": tf.keras.optimizers.Adam,
 }
 
@@ -148,8 +127,7 @@ def test_every_optimizer_equals_one_device(name):
 
 def slots_of(optimizer, parameters):
     """Returns the slots of each parameter, by its index in the optimizer's lists."""
-    names = ("m", "v", "velocities", "scaled_velocities", "accumulated_momentum")
-    names += ("_momentums", "_velocities")  # Of Keras.
+    names = ("m", "v", "scaled_velocities", "_momentums", "_velocities")
     lists = [getattr(optimizer, name, ()) for name in names]
     return [[slots[i] for slots in lists if slots] for i in range(len(parameters))]
 
@@ -217,17 +195,19 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.parametrize("name", ["mesh:data=2", "mesh:data=2,model=2@table=none,model"])
-@pytest.mark.parametrize("lookup", LOOKUPS)
-def test_rows_of_a_table_are_read_in_steps_and_outside(name, lookup):
-    replicator = rr.make(name)
+def test_rows_of_a_table_are_read_in_steps_and_outside():
+    replicator = rr.make("mesh:data=2,model=2@table=none,model")
     with replicator.scope():
         table = tf.Variable(ROWS, name="table")
-        np.testing.assert_array_equal(LOOKUPS[lookup](table, IDS), ROWS[IDS])
-    np.testing.assert_array_equal(LOOKUPS[lookup](table, IDS), ROWS[IDS])
+        for lookup in LOOKUPS.values():
+            np.testing.assert_array_equal(lookup(table, IDS), ROWS[IDS])
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(IDS))
-    step = replicator.replicate(lambda ids: LOOKUPS[lookup](table, ids), inputs)
-    np.testing.assert_array_equal(step(), ROWS[IDS])
+    step = replicator.replicate(
+        lambda ids: [lookup(table, ids) for lookup in LOOKUPS.values()], inputs
+    )
+    for name, got in zip(LOOKUPS, step(), strict=True):
+        np.testing.assert_array_equal(LOOKUPS[name](table, IDS), ROWS[IDS])
+        np.testing.assert_array_equal(got, ROWS[IDS])
 
 
 @pytest.mark.parametrize("make", [snt.Embed, tf.keras.layers.Embedding])
@@ -241,25 +221,6 @@ def test_embeddings_are_built_and_called_outside_of_steps(make):
         np.testing.assert_array_equal(rows, table.numpy()[IDS])
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(IDS))
     np.testing.assert_array_equal(replicator.replicate(embed, inputs)(), table.numpy()[IDS])
-
-
-def test_checkpoints_pass_between_meshes_and_one_device(tmp_path):
-    origin, optimizer = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 10)
-    for number, other in enumerate([rr.SingleDeviceReplicator(), rr.make("mesh:data=4")]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        state = {"learner": parts.TrackablePart(model=origin, optimizer=optimizer)}
-        checkpoints.Checkpointer(folder).save(1, state)
-        model, restored = train(other, Mlp, 0)
-        state = {"learner": parts.TrackablePart(model=model, optimizer=restored)}
-        checkpoints.Checkpointer(folder).restore(state)
-        for a, b in zip(
-            (*origin.variables, *optimizer.variables),
-            (*model.variables, *restored.variables),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(a.numpy(), b.numpy())
-        origin, optimizer = model, restored
 
 
 def test_constants_and_noise(replicator):
@@ -277,38 +238,6 @@ def test_constants_and_noise(replicator):
     assert not np.array_equal(first[0], second[0])
     np.testing.assert_array_equal(first[1][0], tf.random.stateless_uniform([4], [1, 2]))
     assert not np.array_equal(first[2], second[2])
-
-
-def test_padded_inputs_reach_the_last_example(replicator):
-    def input_fn(context):
-        return tf.data.Dataset.range(10).batch(4)
-
-    inputs = replicator.make_inputs(input_fn, pad_to=4)
-    step = replicator.replicate(lambda x: tf.reduce_sum(tf.cast(x[0], tf.float32) * x[1]), inputs)
-    assert [float(step()) for _ in range(3)] == [6, 22, 17]
-    with pytest.raises(rr.EndOfData):
-        step()
-
-
-def test_keras_layers_and_optimizers(replicator):
-    def learner(replicator):
-        with replicator.scope():
-            layer = tf.keras.layers.Dense(1, kernel_initializer="ones")
-            layer.build([None, 108])
-            optimizer = replicator.wrap_optimizer(tf.keras.optimizers.Adam(1e-2))
-
-        def step_fn(x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(layer(tf.reshape(x, [-1, 108]))))
-            gradients = tape.gradient(loss, layer.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-            return loss
-
-        step = replicator.replicate(step_fn, replicator.make_inputs(images), 10)
-        return step().numpy(), layer.kernel.numpy()
-
-    for got, want in zip(learner(replicator), learner(rr.SingleDeviceReplicator()), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_a_variable_read_after_its_assignment_is_new(replicator):
@@ -344,20 +273,17 @@ def test_inputs_that_do_not_divide(replicator):
             step()
 
 
-@pytest.mark.parametrize(
-    ("layouts", "match"),
-    [
+def test_layouts_that_cannot_be_followed():
+    for layouts, match in (
         ({"first/w": ("none", "modle")}, "to name dimensions of the mesh .data, model.*'modle'"),
         ({"first/w": ("model",)}, r"to name 2 dimensions for 'mlp/first/w' \(108, 32\)"),
         ({"second/w": ("none", "model")}, r"'mlp/second/w' \(32, 1\) that model=2 divides, got 1"),
-        ({"third/w": ("none", "model")}, "'third/w' to match the name of a variable.*mlp/first/w"),
+        ({"third/w": ("none", "model")}, "'third/w' to match the name of a.*mlp/first/w"),
         ({"first/(w": ("none", "model")}, "expected a regular expression"),
-    ],
-)
-def test_layouts_that_cannot_be_followed(layouts, match):
-    with pytest.raises(rr.ConfigError, match=match) as error:
-        train(rr.MeshReplicator(MESH, layouts), Mlp, 10)
-    assert "\n" not in str(error.value)
+    ):
+        with pytest.raises(rr.ConfigError, match=match) as error:
+            train(rr.MeshReplicator(MESH, layouts), Mlp, 10)
+        assert "\n" not in str(error.value)
 
 
 def test_layouts_in_the_name():
@@ -369,17 +295,14 @@ def test_layouts_in_the_name():
     assert model.second.w.layout.sharding_specs == ["model", none]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_meshes_that_cannot_be_made():
+    for name in (
         *("mesh", "mesh:", "mesh:data", "mesh:data=0", "mesh:a=2,a=2", "mesh:data=2@"),
         *("mesh:data=2@w", "mesh:data=2@w=", "mesh:data=2@=none", "mesh:data=2@w=none@w=data"),
         "mesh:data=2@w=model",
-    ],
-)
-def test_meshes_that_cannot_be_made(name):
-    with pytest.raises(rr.ConfigError, match="^expected "):
-        rr.make(name)
+    ):
+        with pytest.raises(rr.ConfigError, match="^expected "):
+            rr.make(name)
 
 
 def refuses(replicator, match, step_fn, inputs=None):
@@ -467,18 +390,46 @@ def test_assignments_in_a_function_that_was_traced_before(replicator):
     assert replicator.replicate(step_with(functions[read]), inputs)() == 1.0
 
 
-def test_choices_by_a_scalar(replicator):
+def test_operations_that_look_like_those(replicator):
+    indices = PIXELS.astype(np.int32)
+    with replicator.scope():
+        norm = tf.keras.layers.LayerNormalization(epsilon=1e-5)
+        normalized = norm(IMAGES[:BATCH])
+
+    def slices(x):
+        return x[..., tf.newaxis], x[:, 1:2, :, :, tf.newaxis], x[:, -1], x[1:3, ..., 0]
+
     def step_fn(x):
         is_high = tf.reduce_mean(x) > 1000
-        scalar = tf.where(is_high, 1.0, tf.reduce_sum(x))
-        everywhere = tf.where(tf.fill(tf.shape(x), is_high), -x, x)
-        return scalar, everywhere, tf.cond(is_high, lambda: -x, lambda: x)
+        return {
+            "sum": tf.where(is_high, 1.0, tf.reduce_sum(x)),
+            "same": tf.where(tf.fill(tf.shape(x), is_high), -x, x),
+            "chosen": tf.cond(is_high, lambda: -x, lambda: x),
+            "slices": slices(x),
+            "scattered": tf.scatter_nd(indices, x[:2, 0, 0], tf.shape(x)),
+            "gradient": gradient_of_gather_nd(x, indices),
+            "normalized": norm(x),
+            "squares": rr.micro_batches.accumulate(lambda part: tf.reduce_mean(part**2), x, 4),
+        }
 
-    step = replicator.replicate(step_fn, replicator.make_inputs(images))
-    scalar, everywhere, chosen = replicator.local_results(step())[0]
-    np.testing.assert_allclose(scalar, IMAGES[:BATCH].sum(), rtol=1e-5)
-    np.testing.assert_array_equal(everywhere, IMAGES[:BATCH])
-    np.testing.assert_array_equal(chosen, IMAGES[:BATCH])
+    batch = IMAGES[:BATCH]
+    scattered, gradient = np.zeros_like(batch), np.zeros_like(batch)
+    places = tuple(PIXELS.T)
+    scattered[places], gradient[places] = batch[:2, 0, 0], 2 * batch[places]
+    want = {
+        "sum": batch.sum(),
+        "same": batch,
+        "chosen": batch,
+        "slices": slices(batch),
+        "scattered": scattered,
+        "gradient": gradient,
+        "normalized": normalized,
+        "squares": np.square(batch).mean(),
+    }
+    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
+    tf.nest.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), got, want
+    )
 
 
 def test_sparse_gradients_have_to_be_made_dense(replicator):
@@ -545,46 +496,6 @@ def test_a_skipped_step_leaves_statistics(replicator, is_built):
     step()
     np.testing.assert_array_equal(norm.moving_mean.value, means)
     assert optimizer.num_skipped.numpy() == 1
-
-
-def test_slices_with_new_axes(replicator):
-    def step_fn(x):
-        return x[..., tf.newaxis], x[:, 1:2, :, :, tf.newaxis], x[:, -1], x[1:3, ..., 0]
-
-    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
-    for one, want in zip(got, step_fn(IMAGES[:BATCH]), strict=True):
-        np.testing.assert_array_equal(one, want)
-
-
-def test_indices_of_int32(replicator):
-    indices = PIXELS.astype(np.int32)
-
-    def step_fn(x):
-        pixels = tf.scatter_nd(indices, x[:2, 0, 0], tf.shape(x))
-        return pixels, gradient_of_gather_nd(x, indices)
-
-    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
-    scattered, gradient = np.zeros_like(IMAGES[:BATCH]), np.zeros_like(IMAGES[:BATCH])
-    places = tuple(PIXELS.T)
-    scattered[places], gradient[places] = IMAGES[:2, 0, 0], 2 * IMAGES[places]
-    for one, want in zip(got, (scattered, gradient), strict=True):
-        np.testing.assert_allclose(one, want, rtol=1e-6)
-
-
-def test_layer_norm_of_keras(replicator):
-    with replicator.scope():
-        layer = tf.keras.layers.LayerNormalization(epsilon=1e-5)
-        want = layer(IMAGES[:BATCH])
-    got = replicator.replicate(layer, replicator.make_inputs(images))()
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_micro_batches(replicator):
-    def step_fn(x):
-        return rr.micro_batches.accumulate(lambda part: tf.reduce_mean(tf.square(part)), x, 4)
-
-    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
-    np.testing.assert_allclose(got, np.square(IMAGES[:BATCH]).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("steps_per_call", [None, 1])

@@ -280,13 +280,11 @@ def spread(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     Returns:
       A DTensor.
     """
-    parts = {}
-    components = []
-    for index in _indices(layout):
-        if index not in parts:
-            parts[index] = _part(value, index, layout)
-        components.append(parts[index])
-    return dtensor.pack(components, layout)
+    indices = _indices(layout)
+    if layout.is_fully_replicated():
+        return dtensor.pack([value] * len(indices), layout)
+    parts = {index: value[_slices(index, layout, value.shape)] for index in set(indices)}
+    return dtensor.pack([parts[index] for index in indices], layout)
 
 
 def whole(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
@@ -302,18 +300,10 @@ def whole(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     components = dtensor.unpack(value)
     if layout.is_fully_replicated():
         return components[0]
-    # Joins the last dimension first, because parts must be complete in it before the next is
-    # joined.
-    parts = dict(zip(_indices(layout), components, strict=True))
-    counts = _counts(layout)
-    for axis in reversed(range(len(counts))):
-        parts = {
-            index: tf.concat([parts[(*index, i)] for i in range(counts[axis])], axis)
-            if counts[axis] > 1
-            else parts[(*index, 0)]
-            for index in itertools.product(*(range(n) for n in counts[:axis]))
-        }
-    return parts[()]
+    result = np.empty(value.shape, value.dtype.as_numpy_dtype)
+    for index, component in zip(_indices(layout), components, strict=True):
+        result[_slices(index, layout, value.shape)] = component.numpy()
+    return tf.constant(result)
 
 
 def batch_layout(mesh: dtensor.Mesh, rank: int) -> dtensor.Layout:
@@ -328,12 +318,15 @@ def batch_layout(mesh: dtensor.Mesh, rank: int) -> dtensor.Layout:
     return dtensor.Layout.replicated(mesh, rank)
 
 
-def _counts(layout: dtensor.Layout) -> list[int]:
-    """Returns the number of shards along each dimension of the tensor."""
-    return [
-        1 if axis == dtensor.UNSHARDED else layout.mesh.dim_size(axis)
-        for axis in layout.sharding_specs
+def _slices(
+    index: tuple[int, ...], layout: dtensor.Layout, shape: tf.TensorShape
+) -> tuple[slice, ...]:
+    """Returns the part of a whole tensor that a shard holds."""
+    specs = zip(layout.sharding_specs, shape, strict=True)
+    sizes = [
+        n if axis == dtensor.UNSHARDED else n // layout.mesh.dim_size(axis) for axis, n in specs
     ]
+    return tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, sizes, strict=True))
 
 
 def _indices(layout: dtensor.Layout) -> list[tuple[int, ...]]:
@@ -352,15 +345,6 @@ def _indices(layout: dtensor.Layout) -> list[tuple[int, ...]]:
     ]
 
 
-def _part(value: tf.Tensor, index: tuple[int, ...], layout: dtensor.Layout) -> tf.Tensor:
-    counts = _counts(layout)
-    if all(count == 1 for count in counts):
-        return value
-    sizes = [size // count for size, count in zip(value.shape, counts, strict=True)]
-    begin = [i * size for i, size in zip(index, sizes, strict=True)]
-    return tf.slice(value, begin, sizes)
-
-
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
@@ -374,8 +358,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def size_of(mesh: dtensor.Mesh, axis: str) -> int:
     """Returns the number of devices along a dimension; 1 if the mesh does not have it."""
     return int(mesh.dim_size(axis)) if axis in mesh.dim_names else 1
-
-
-def num_devices(dimensions: Mapping[str, int]) -> int:
-    """Returns the number of devices of a mesh, from the sizes of its dimensions."""
-    return int(np.prod(list(dimensions.values())))

@@ -1,5 +1,6 @@
 """A replicator with one replica on a mesh of devices: data and model parallelism."""
 
+import math
 import os
 import re
 import warnings
@@ -134,7 +135,7 @@ def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> 
             f"expected dimensions of at least 1 device each, got {dict(dimensions)}; "
             'write {"data": 2, "model": 2}, for example'
         )
-    names = devices_lib.choose(layouts.num_devices(dimensions), devices)
+    names = devices_lib.choose(math.prod(dimensions.values()), devices)
     # DTensor expects "CPU:0" instead of "/cpu:0".
     plain = [name.strip("/").upper() for name in names]
     # Not earlier: this initialises TensorFlow, after which its devices cannot be configured.

@@ -166,7 +166,7 @@ class MeshStep(compiled.ReplicatedStep):
         take = tf.function(self._take_and_count, autograph=False).get_concrete_function(
             *self._inputs.argument_specs
         )
-        outputs = _Outputs()
+        output_layouts: list[dtensor.Layout] = []
 
         def call(*arguments: Any) -> list[tf.Tensor]:
             rows: list[list[tf.Tensor]] = []
@@ -176,7 +176,11 @@ class MeshStep(compiled.ReplicatedStep):
                 if int(status) != inputs_lib.ELEMENT:
                     break
                 flat = one_step(*self._spread(row)) or []
-                rows.append(outputs.read(flat))
+                if not output_layouts:  # They are equal in every step, and slow to fetch.
+                    output_layouts.extend(dtensor.fetch_layout(x) for x in flat)
+                # The copy waits for the step, so that its errors are raised here.
+                pairs = zip(flat, output_layouts, strict=True)
+                rows.append([tf.identity(layouts.whole(x, layout)) for x, layout in pairs])
             head = tf.constant([int(status), len(rows)])
             if self.steps_per_call is None:
                 return [head, *(rows[0] if rows else [])]
@@ -213,28 +217,6 @@ def _conditions_as_calls() -> Iterator[None]:
             yield
         finally:
             control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE = before
-
-
-class _Outputs:
-    """Converts the outputs of steps to plain tensors."""
-
-    def __init__(self) -> None:
-        """Starts without layouts."""
-        self._layouts: list[dtensor.Layout] | None = None
-
-    def read(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Copies the outputs of a step to plain tensors.
-
-        Args:
-          flat: DTensors.
-        """
-        if self._layouts is None:  # Cached: equal in every step, and slow to fetch.
-            self._layouts = [dtensor.fetch_layout(x) for x in flat]
-        # The copy waits for the step, so that its errors are raised here.
-        return [
-            tf.identity(layouts.whole(x, layout))
-            for x, layout in zip(flat, self._layouts, strict=True)
-        ]
 
 
 def check_specs(specs: Sequence[Any], mesh: dtensor.Mesh) -> None:
