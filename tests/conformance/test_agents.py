@@ -1,4 +1,4 @@
-"""Conformance tests of all registered agents, on states and on pixels.
+"""Conformance tests of all registered agents.
 
 A new agent is tested as soon as `pyproject.toml` registers it.
 """
@@ -22,7 +22,6 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
-from agents.replay.frames import FrameLayout
 from agents.replay.transitions import Sample
 from environments.engines import EnvironmentsInTurn
 from environments.fakes import TargetMatching
@@ -76,22 +75,19 @@ def small_config(kind, **changes):
     return dataclasses.replace(config, **(settings | changes))
 
 
-def small_agent(name, source):
+def small_agent(name):
+    """Returns an agent that learns from pixels."""
     command = COMMANDS[name]
-    if source == "state":
-        return command.make_agent(small_config(command.config), STATE)
     return command.make_agent(small_config(command.pixel_config), PIXELS)
 
 
 def make_samples(agent, count):
     """Returns fixed transitions as one `Sample` of [count, ...], as the replay returns them."""
     random = np.random.default_rng(3)
+    shape = (count, agent.layout.stack, *agent.layout.frame_shape)
 
     def observations():
-        if isinstance(agent.layout, FrameLayout):
-            shape = (count, agent.layout.stack, *agent.layout.frame_shape)
-            return random.integers(0, 256, shape, dtype=np.uint8)
-        return random.normal(size=(count, agent.layout.observation_size)).astype(np.float32)
+        return random.integers(0, 256, shape, dtype=np.uint8)
 
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
@@ -135,33 +131,26 @@ def train(agent, replicator_name):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("other", ["multi_device:2", "mesh:data=2"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_two_replicas_train_as_one_does(name):
-    """Including noise, shifts and delayed updates; each agent's test_reference.py covers states."""
-    agent = small_agent(name, "pixels")
-    one, two = train(agent, "single_device"), train(agent, "multi_device:2")
-    assert len(one) == len(two) > 10
-    for index, (a, b) in enumerate(zip(one, two, strict=True)):
+def test_replicas_and_meshes_train_as_one_device_does(name, other, monkeypatch):
+    """Including shifts and delayed updates; each agent's test_reference.py covers states.
+
+    On replicas, also including noise. DTensor draws it separately on each device of a mesh, so it
+    is all 0.3 there.
+    """
+    if other.startswith("mesh"):
+        monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
+    agent = small_agent(name)
+    one, many = train(agent, "single_device"), train(agent, other)
+    assert len(one) == len(many) > 10
+    for index, (a, b) in enumerate(zip(one, many, strict=True)):
         np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("source", ["state", "pixels"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_mesh_trains_as_one_device_does(name, source, monkeypatch):
-    """Except for the noise, which DTensor draws separately on each device: here it is all 0.3."""
-    monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
-    agent = small_agent(name, source)
-    one, mesh = train(agent, "single_device"), train(agent, "mesh:data=2")
-    assert len(one) == len(mesh) > 10
-    for index, (a, b) in enumerate(zip(one, mesh, strict=True)):
-        np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
-
-
-@pytest.mark.parametrize("source", ["state", "pixels"])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_restored_learner_goes_on_as_the_saved_one(name, source, tmp_path):
-    agent = small_agent(name, source)
+def test_a_restored_learner_goes_on_as_the_saved_one(name, tmp_path):
+    agent = small_agent(name)
     replicator = rr.make("single_device")
     sample = tf.nest.map_structure(tf.constant, make_samples(agent, BATCH))
     saved, restored = (make_module(agent, replicator, seed) for seed in (5, 6))
@@ -286,7 +275,7 @@ def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_can_be_sent_to_other_processes(name):
-    agent = pickle.loads(pickle.dumps(small_agent(name, "pixels")))
+    agent = pickle.loads(pickle.dumps(small_agent(name)))
     agent.make_tables(1)
     agent = pickle.loads(pickle.dumps(agent))
-    assert agent.config == small_agent(name, "pixels").config
+    assert agent.config == small_agent(name).config

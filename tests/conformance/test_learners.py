@@ -1,4 +1,4 @@
-"""Every learner of the project does the same under every backend as on one device.
+"""Every learner of the project does the same on a mesh and in a job as on one device.
 
 Compared with one device that has the global batch, after a few steps: all variables of the
 checkpoint (weights, statistics, targets, optimizer slots, counters), and the figures of the
@@ -23,13 +23,10 @@ from tests.rl_replicator.learners import image_files
 from tests.suite import forked
 
 REFERENCE = "single_device"
-# The supervisor's arguments for backends of several processes.
-GROUPS = {
-    "multi_worker": ("--workers", "2"),
-    "multi_worker_async:max_staleness=0": ("--workers", "1", "--parameter-servers", "1"),
-}
-# The tests of each learner cover two replicas in one process.
-BACKENDS = ("mesh:data=2", *GROUPS)
+JOB = "multi_worker"
+# The tests of each learner cover two replicas in one process, and test_equality.py covers
+# asynchronous workers.
+BACKENDS = ("mesh:data=2", JOB)
 LEARNERS = (*learners_program.LEARNERS, "d4pg")
 # Largest difference relative to the variable's norm; 3e-6 was measured with two replicas.
 TOLERANCE = 1e-4
@@ -52,13 +49,13 @@ def trained(tmp_path_factory):
     @functools.cache
     def train(name):
         out = tmp_path_factory.mktemp("run")
-        if name not in GROUPS:
+        if name != JOB:
             learners_program.run(rr.make(name), data, out)
             return out
         program = [*forked.python(), "-m", learners_program.__name__, "--replicas", name]
         supervisor = [sys.executable, "-m", "rl_replicator.jobs", "--max-restarts", "0"]
         done = subprocess.run(
-            [*supervisor, *GROUPS[name], "--", *program, "--data", str(data), "--out", str(out)],
+            [*supervisor, "--workers", "2", "--", *program, "--data", str(data), "--out", str(out)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
             capture_output=True,
