@@ -23,7 +23,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from types import TracebackType
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 _TEMPORARY = ".saving-"
 _DAMAGED = "damaged-"
-_NAME = re.compile(r"(\d{6,})_step_(\d+)")
+_NAME = re.compile(r"(\d{6,})_step_(-?\d+)")
 
 
 class Part(Protocol):
@@ -122,18 +122,16 @@ class Checkpointer:
         `cancel` a step that may wait indefinitely. `restore` waits in the same way.
 
         Args:
-          step: step after which the checkpoint is saved, at least 0.
+          step: step after which the checkpoint is saved, any integer.
           parts: parts to save, by name.
 
         Returns:
           The description of the new checkpoint.
 
         Raises:
-          ConfigError: if the step or the name of a part is invalid.
           CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
         """
-        step = _checked_step(step)
-        _check_names(parts)
+        step = operator.index(step)  # JSON does not accept integers of NumPy.
         self.wait()
         with pending_work.paused(_variables(parts)):
             return self._write(step, parts)
@@ -149,11 +147,9 @@ class Checkpointer:
           parts: see `save`.
 
         Raises:
-          ConfigError: see `save`.
           CheckpointError: if the previous save failed; see `save`.
         """
-        step = _checked_step(step)
-        _check_names(parts)
+        step = operator.index(step)  # JSON does not accept integers of NumPy.
         captures = {name: getattr(part, "capture", None) for name, part in parts.items()}
         if None in captures.values():
             self.save(step, parts)
@@ -264,7 +260,8 @@ class Checkpointer:
 
         Raises:
           CheckpointError: if no checkpoint is intact, if one has a newer format, or if one cannot
-            be read (nothing is renamed then); or if one cannot be renamed.
+            be read (nothing is renamed then).
+          OSError: if one cannot be renamed.
         """
         damaged: list[tuple[pathlib.Path, manifest.DamageError]] = []
         for folder in reversed(self._folders()):
@@ -291,12 +288,7 @@ class Checkpointer:
     ) -> None:
         target = path.with_name(_DAMAGED + path.name)
         shutil.rmtree(target, ignore_errors=True)  # The name may have been used before.
-        try:
-            path.rename(target)
-        except OSError as failure:
-            raise errors.CheckpointError(
-                f"{error}; it cannot be renamed either: {manifest.first_line(failure)}"
-            ) from failure
+        path.rename(target)
         _LOG.warning(
             "checkpoint of step %s is damaged (%s): using step %d, kept the damaged one as %s",
             path.name.rpartition("_")[2],
@@ -381,29 +373,6 @@ def _variables(parts: Mapping[str, Part]) -> list[Any]:
     """Returns the variables of all parts that hold any."""
     holders = [part for part in parts.values() if isinstance(part, TrackablePart)]
     return [variable for part in holders for variable in part.variables().values()]
-
-
-def _checked_step(step: Any) -> int:
-    """Returns a step as an int, because JSON does not accept other types of integers."""
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise errors.ConfigError(
-            f"expected the number of a step, an integer of at least 0, got {step!r}; pass the "
-            "number of steps taken"
-        )
-    return number
-
-
-def _check_names(parts: Iterable[Any]) -> None:
-    for name in parts:
-        is_plain = isinstance(name, str) and re.fullmatch(r"[^/\0]+", name)
-        if not is_plain or name in (".", "..", manifest.NAME):
-            raise errors.ConfigError(
-                f"expected the name of a folder as the name of a part, got {name!r}; rename it"
-            )
 
 
 def check_local(path: str | os.PathLike) -> None:

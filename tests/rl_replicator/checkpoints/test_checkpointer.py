@@ -84,12 +84,10 @@ def test_keeps_the_newest(saved, tmp_path):
 def test_one_is_enough_to_keep(tmp_path):
     checkpointer = checkpoints.Checkpointer(tmp_path / "a new" / "folder", keep=1)
     assert checkpointer.is_empty and checkpointer.write_seconds == 0.0
-    started = time.monotonic()
     for step in (1, 2):
         checkpointer.save(step, {"blob": Blob()})
-    assert 0 < checkpointer.write_seconds <= time.monotonic() - started
+    assert checkpointer.write_seconds > 0 and not checkpointer.is_empty
     assert names(tmp_path / "a new" / "folder") == ["000002_step_2"]
-    assert not checkpointer.is_empty
 
 
 def test_the_newest_is_the_one_of_the_highest_number(tmp_path):
@@ -172,31 +170,20 @@ def test_some_parts_alone(saved, tmp_path):
         saved.restore({"replay": other})
 
 
-@pytest.mark.parametrize("method", ["check", "restore"])
-def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(saved, method):
+def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(saved):
     class Racing(Blob):
         """The run saves twice while this part is read for the first time."""
 
-        seen = ()
-
-        def check(self, folder):
-            self.go_on("check", folder)
-
         def restore(self, folder):
-            self.go_on("restore", folder)
-            super().restore(folder)
-
-        def go_on(self, where, folder):
-            if where == method and folder.parent.name == "000002_step_20":
+            if folder.parent.name == "000002_step_20":
                 for step in (30, 40):
                     saved.save(step, {"blob": Blob(b"content of step %d" % step)})
                 assert not folder.exists()
-            self.seen += (folder.parent.name,)
+            super().restore(folder)
 
     blob = Racing()
     assert saved.restore({"blob": blob}).step == 40
     assert blob.content == b"content of step 40"
-    assert blob.seen[0] == "000002_step_20" and blob.seen[-1] == "000004_step_40"
 
 
 def test_the_manifest_of_a_checkpoint_that_a_live_run_removes_meanwhile(saved, monkeypatch):
@@ -299,16 +286,6 @@ def test_nothing_is_set_aside_if_no_checkpoint_is_intact(saved, tmp_path):
     assert names(tmp_path) == before
 
 
-def test_a_checkpoint_that_cannot_be_set_aside_is_reported(saved, tmp_path, monkeypatch):
-    def refuse(path, target):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    damage_flip(tmp_path / "000002_step_20" / "blob" / "blob")
-    monkeypatch.setattr(pathlib.Path, "rename", refuse)
-    with pytest.raises(rr.CheckpointError, match="corrupt .* cannot be renamed either: .*denied"):
-        saved.set_aside_damaged()
-
-
 def test_a_newer_format_is_not_set_aside(saved, tmp_path):
     (tmp_path / "000002_step_20" / "manifest.json").write_text(json.dumps({"format": 99}))
     for read in (saved.set_aside_damaged, lambda: saved.restore({"blob": Blob()})):
@@ -374,23 +351,12 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number,
     one_line(error)
 
 
-@pytest.mark.parametrize("method", ["save", "begin_save"])
-def test_steps_and_names_of_parts(saved, tmp_path, method):
-    save, part = getattr(saved, method), parts.JsonPart(lambda: 1, print)
-    before = names(tmp_path)
-    for step in (3.0, -1, "3", None):
-        with pytest.raises(rr.ConfigError, match=r"expected the number of a step, .* got") as error:
-            save(step, {"state": part})
-        one_line(error)
-    for name in ("", ".", "..", "a/b", "a\0b", "manifest.json", 3):
-        with pytest.raises(rr.ConfigError, match=r"as the name of a part, got .*; rename") as error:
-            save(30, {name: part})
-        one_line(error)
-    assert names(tmp_path) == before and saved.wait() is None
-    for step in (np.int64(3), tf.constant(4)):  # Any integer is a step.
-        save(step, {"state": part})
-        saved.wait()
+def test_a_step_may_be_any_integer(saved):
+    for step in (np.int64(3), tf.constant(4), -1):
+        assert saved.save(step, {"state": parts.JsonPart(lambda: 1, print)}).step == int(step)
         assert saved.latest().step == int(step)
+    with pytest.raises(TypeError, match="integer"):
+        saved.begin_save(3.0, {})
 
 
 def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path):
@@ -466,10 +432,12 @@ def test_state_that_is_not_a_variable_is_refused(tmp_path):
 
 def test_a_mismatch_names_the_variable(tmp_path):
     checkpointer = checkpoints.Checkpointer(tmp_path)
-    checkpointer.save(1, {"a": parts.TrackablePart(x=tf.Variable([1.0, 2.0]), y=tf.Variable(3.0))})
+    learner = parts.TrackablePart(x=tf.Variable([1.0, 2.0]), y=tf.Variable(3.0))
+    checkpointer.save(1, {"blob": Blob(), "a": learner})
     x, y = tf.Variable([0.0, 0.0]), tf.Variable(0.0)
+    blob = Blob(b"untouched")  # All parts are checked before any of them is restored.
     with pytest.raises(rr.CheckpointError, match=r"variable 'y': expected no such variable"):
-        checkpointer.restore({"a": parts.TrackablePart(x=x)})
+        checkpointer.restore({"blob": blob, "a": parts.TrackablePart(x=x)})
     with pytest.raises(rr.CheckpointError, match=r"variable 'z': expected float32 \[\], found no"):
         checkpointer.restore({"a": parts.TrackablePart(x=x, y=y, z=tf.Variable(0.0))})
     with pytest.raises(
@@ -478,19 +446,9 @@ def test_a_mismatch_names_the_variable(tmp_path):
         checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0.0] * 3), y=y)})
     with pytest.raises(rr.CheckpointError, match=r"'x': expected int32 \[2\], found float32 \[2\]"):
         checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0, 0]), y=y)})
-    assert y.numpy() == 0.0
+    assert blob.content == b"untouched" and y.numpy() == 0.0
     checkpointer.restore({"a": parts.TrackablePart(x=x, y=y)})
     assert (x.numpy().tolist(), y.numpy()) == ([1.0, 2.0], 3.0)
-
-
-def test_check_comes_before_every_restore(tmp_path):
-    checkpointer = checkpoints.Checkpointer(tmp_path)
-    checkpointer.save(1, {"blob": Blob(b"saved"), "a": parts.TrackablePart(x=tf.Variable(1.0))})
-    blob = Blob(b"untouched")
-    wrong = parts.TrackablePart(x=tf.Variable([1.0]))
-    with pytest.raises(rr.CheckpointError):
-        checkpointer.restore({"blob": blob, "a": wrong})
-    assert blob.content == b"untouched"
 
 
 class CapturedFullDisk(FullDisk):
