@@ -115,11 +115,11 @@ class NoiseSettings(Settings):
     squash_gradient: Literal["tanh", "inverting"] = "tanh"
     """Derivative of the tanh at the policy's output. `tanh`, the true derivative, vanishes at the
     limits of the action, where a policy may get stuck; `inverting` vanishes towards a limit but not
-    away from it (`agents.networks.policies.inverting_tanh`)."""
+    away from it (`agents.networks.actor_critic.inverting_tanh`)."""
     preactivation_penalty: float = 0.0
     """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
     It keeps a policy away from the limits of the action
-    (`agents.networks.policies.preactivation_penalty`)."""
+    (`agents.networks.actor_critic.preactivation_penalty`)."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""

@@ -11,11 +11,17 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.acting.frame_stack import FrameStack, LatestObservation
+from agents.acting.acting_policy import FrameStack, LatestObservation
 from agents.config import OffPolicyConfig, PixelSettings
-from agents.learning.normalization import RunningNormalization
-from agents.networks.augmentation import random_shift, stacked
-from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
+from agents.networks.encoders import (
+    IdentityEncoder,
+    RunningNormalization,
+    find_encoder,
+    make_encoder,
+    random_shift,
+    smallest_frame,
+    stacked,
+)
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, estimate

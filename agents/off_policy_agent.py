@@ -22,21 +22,18 @@ from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings, PixelSettings
-from agents.learning.policy_average import PolicyAverage, average_name
 from agents.learning.replay_learner import ReplayLearner, StepModule
-from agents.learning.targets import update_targets
-from agents.learning.variables import check_same_names, check_same_results
-from agents.networks.actor_critic import ActorCritic
+from agents.learning.targets import PolicyAverage, average_name, update_targets
+from agents.learning.weights import check_same_names, check_same_results
+from agents.networks.actor_critic import ActorCritic, DeterministicPolicy, inverting_tanh
 from agents.networks.mlp import CriticTorso, find_torso
-from agents.networks.policies import DeterministicPolicy, inverting_tanh
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder
-from agents.replay.input import make_input_fn
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
-from agents.replay.table import LearnerDemand, make_table
+from agents.replay.table import LearnerDemand, make_input_fn, make_table
 from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO

@@ -26,7 +26,7 @@ from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore, interact
-from agents.learning.variables import copy_variables
+from agents.learning.weights import copy_variables
 from agents.replay.transitions import TABLE
 from bench import harness, peers
 from environments.engines import EnvironmentsInTurn

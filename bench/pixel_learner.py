@@ -21,7 +21,7 @@ import rl_replicator as rr
 from agents.config import resolved
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
-from agents.runs.launching import share_processors
+from agents.program import share_processors
 from agents.task import Task
 from bench import harness
 from environments import PixelConfig

@@ -1,18 +1,166 @@
 """The policy of an actor: networks that get their weights from the learner, as one function."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
+import tree
 
-from agents.acting.frame_stack import ObservationHistory
-from agents.acting.numpy_policy import NumpyPolicy
 from agents.agent import VariableSource
-from agents.learning.variables import check_arrays, named_variables, names_with_variables
-from rl_replicator.exports.program import NotPortableError
+from agents.learning.weights import check_arrays, named_variables, names_with_variables
+from rl_replicator.exports.program import NotPortableError, Writer
+from rl_replicator.exports.standalone import unpacked
 from rl_replicator.step import random_ops
+
+
+class ObservationHistory(Protocol):
+    """Makes the agent's observation from those of the episode so far."""
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        ...
+
+    def observe(self, observation: np.ndarray) -> np.ndarray:
+        """Takes the environment's observation and returns the agent's."""
+        ...
+
+
+class LatestObservation:
+    """The agent's observation is the environment's latest one."""
+
+    def reset(self) -> None:
+        """Does nothing."""
+
+    def observe(self, observation: np.ndarray) -> np.ndarray:
+        """Returns `observation`."""
+        return observation
+
+
+class FrameStack:
+    """Stacks the latest frames; the first one of an episode fills the stack."""
+
+    def __init__(self, size: int):
+        """Makes an empty stack.
+
+        Args:
+          size: frames in an observation of the agent.
+        """
+        self._size = size
+        self._stack: np.ndarray | None = None
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        self._stack = None
+
+    def observe(self, observation: np.ndarray) -> np.ndarray:
+        """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last.
+
+        The frame is copied, because cameras reuse their buffer. The returned array is new, but the
+        next call reads it.
+        """
+        if self._stack is None:
+            frames = [observation] * self._size
+        else:
+            frames = [self._stack[..., observation.shape[-1] :], observation]
+        self._stack = np.concatenate(frames, axis=-1)
+        return self._stack
+
+
+# TensorFlow computes these faster.
+_SLOW = ("Conv", "MaxPool")
+
+
+class NumpyPolicy:
+    """A policy that is computed without TensorFlow."""
+
+    def __init__(self, act: Any, variables: Mapping[str, tf.Variable]):
+        """Translates the graph of a policy.
+
+        Args:
+          act: a `tf.types.experimental.ConcreteFunction` of one argument of static shape, an array
+            of observations [B, ...].
+          variables: those of the policy's networks, by path.
+
+        Raises:
+          NotPortableError: if the graph has an operation that NumPy lacks or computes slowly,
+            changes a variable, or reads one that is not in `variables`.
+        """
+        for op in act.graph.get_operations():
+            if op.op_def.is_stateful and op.type != "ReadVariableOp":
+                raise NotPortableError(f"expected a policy without effects, got {op.type}")
+        self._variables = variables
+        self._weights = {path: np.array(v.numpy()) for path, v in variables.items()}
+        paths = {id(variable.handle): path for path, variable in variables.items()}
+        observations = act.inputs[0]
+        self._input = np.zeros(observations.shape, observations.dtype.as_numpy_dtype)
+        values = {observations.name: self._input}
+        for outside, inside in act.graph.captures:
+            if id(outside) in paths:
+                values[inside.name] = self._weights[paths[id(outside)]]
+            elif outside.dtype != tf.resource:
+                values[inside.name] = outside.numpy()
+        outputs = tree.flatten(act.structured_outputs)
+        writer = Writer({name: name for name in values}, outputs)
+        values |= writer.constants
+        self._on_load: list[Callable[[], Any]] = []
+        self._calls: list[Callable[[], Any]] = []
+        varying = {observations.name}  # What depends on the observations.
+        for operation in writer.operations:
+            if operation["op"] in _SLOW:
+                raise NotPortableError(f"expected operations fast in NumPy, got {operation['op']}")
+            function, names, out = unpacked(operation)
+            inputs = [values[name] for name in names]
+            with np.errstate(all="ignore"):
+                values[out] = np.asarray(function(*inputs, None))
+            is_varying = not varying.isdisjoint(names)
+            varying |= {out} if is_varying else set()
+            if not any(np.may_share_memory(values[out], x) for x in inputs):  # It is no view.
+                call = functools.partial(function, *inputs, values[out])
+                (self._calls if is_varying else self._on_load).append(call)
+        self._outputs = [values[writer.value(output)] for output in outputs]
+        self._structure = tree.map_structure(lambda output: None, act.structured_outputs)
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copies weights.
+
+        Args:
+          arrays: path -> array; may have other paths too.
+
+        Raises:
+          ValueError: if a variable has no array or one of another shape.
+        """
+        check_arrays(self._variables, arrays)
+        for path, weights in self._weights.items():
+            np.copyto(weights, arrays[path])
+        with np.errstate(all="ignore"):
+            for call in self._on_load:
+                call()
+
+    def __call__(self, observations: np.ndarray) -> Any:
+        """Evaluates the policy.
+
+        Args:
+          observations: [B, ...] of the shape for which the graph was traced.
+
+        Returns:
+          A nest of fresh [B, ...] arrays.
+
+        Raises:
+          ValueError: if they have another shape.
+        """
+        if observations.shape != self._input.shape:  # NumPy would broadcast a single number.
+            raise ValueError(
+                f"expected observations of shape {self._input.shape}, got {observations.shape}; "
+                "pass observations from its environment"
+            )
+        np.copyto(self._input, observations)
+        with np.errstate(all="ignore"):  # As TensorFlow does.
+            for call in self._calls:
+                call()
+        return tree.unflatten_as(self._structure, [output.copy() for output in self._outputs])
 
 
 class ActingPolicy(NamedTuple):

@@ -136,7 +136,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
 
 def _table(rows: Sequence[str], chosen: Any) -> str:
     """Returns the table as Markdown."""
-    from agents.nodes.evaluation_figures import counted
+    from agents.nodes.evaluator import counted
 
     return "\n".join(
         [

@@ -10,11 +10,10 @@ import rl_replicator as rr
 from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
 from agents.learning import diagnostics
-from agents.learning.importance import normalized_weights
+from agents.learning.losses import normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
-from agents.networks.actor_critic import ActorCritic
-from agents.networks.policies import check_deterministic, preactivation_penalty
+from agents.networks.actor_critic import ActorCritic, check_deterministic, preactivation_penalty
 from agents.replay.transitions import Sample
 from rl_replicator.collectives.randomness import StepSeeds
 

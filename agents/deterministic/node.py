@@ -11,13 +11,12 @@ import rl_replicator as rr
 from agents.agent import Agent, ExplorationContext
 from agents.deterministic import exploration_memory
 from agents.deterministic.episode import SavedEpisode
-from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environment
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.run_plan import RunPlan
-from agents.nodes.saver import mark_last_step
+from agents.nodes.saver import finite_state, mark_last_step
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart

@@ -11,9 +11,8 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.normalization import update_statistics
-from agents.learning.variables import collect_variables, names_with_variables
-from agents.learning.weights import LEARNER_STEPS, select
+from agents.learning.weights import LEARNER_STEPS, collect_variables, names_with_variables, select
+from agents.networks.encoders import update_statistics
 from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
 from rl_replicator.checkpoints.parts import TrackablePart

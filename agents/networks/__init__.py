@@ -1,1 +1,1 @@
-"""Networks that agents share: encoders, policies, critics, and augmentation of frames."""
+"""Networks that agents share: encoders, policies and critics."""

@@ -6,12 +6,14 @@ times faster; the layers after them, and all losses, are float32.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import sonnet as snt
 import tensorflow as tf
 
 from agents.registry import find_part
+from rl_replicator import collectives
+from rl_replicator.collectives.randomness import uniform_integers
 
 # (filters, kernel, stride) of each layer. "small" halves the frame twice and then keeps its
 # resolution as DrQ-v2 does: an eighth of the arithmetic at 64 x 64.
@@ -167,3 +169,155 @@ _ENCODERS: dict[str, Callable[[tf.DType, str], snt.Module]] = {
     **{kind: functools.partial(_make_plain, layers) for kind, layers in _PLAIN.items()},
     "impala": _make_impala,
 }
+
+
+# Largest size of a normalised value. A sensor that has been constant so far may deviate by any
+# number of its standard deviations.
+_MAX = 10.0
+# Added to the variance: a dimension that hardly ever changes is scaled up by at most 100.
+_EPSILON = 1e-4
+# Largest size of a value in the moments. The squares of larger ones may overflow float32, and then
+# no later observation could make the variance finite again.
+_MAX_IN_MOMENTS = 1e15
+
+
+def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_count):
+    """Computes the moments of two merged samples from the moments of each.
+
+    Chan et al. 1983, "Algorithms for computing the sample variance", in the form that does not
+    cancel if the mean is large compared with the standard deviation:
+
+        mean' = mean + delta m / (n + m)
+        variance' = (n variance + m variance_m + delta**2 n m / (n + m)) / (n + m)
+
+    with delta = mean_m - mean.
+
+    Args:
+      mean: [N] float32 of the n values seen so far.
+      variance: [N] float32 of these, divided by n.
+      count: int64 scalar n; may be 0.
+      batch_mean: [N] float32 of m further values.
+      batch_variance: [N] float32 of these, divided by m.
+      batch_count: int64 scalar m, more than 0.
+
+    Returns:
+      As the first three arguments, of all n + m values.
+    """
+    total = count + batch_count
+    share = tf.cast(batch_count / total, mean.dtype)
+    delta = batch_mean - mean
+    new_variance = (1 - share) * variance + share * batch_variance
+    new_variance += tf.square(delta) * share * (1 - share)
+    return mean + share * delta, new_variance, total
+
+
+# It has variables, but none of them is trainable.
+@snt.allow_empty_variables
+class RunningNormalization(snt.Module):
+    """An encoder of states: [B, N] float32 -> (x - mean) / standard deviation, clipped to +-10.
+
+    The moments are those of all observations in the batches passed to `update`. They are variables
+    that no optimizer trains: checkpoints hold them, and actors receive them with the weights.
+    Before the first update, the encoder only clips.
+    """
+
+    def __init__(self, name: str = "encoder"):
+        """Makes an encoder without variables; the first call makes them.
+
+        Args:
+          name: name of the module.
+        """
+        super().__init__(name=name)
+
+    @snt.once
+    def _build(self, size: int) -> None:
+        self.mean = tf.Variable(tf.zeros([size]), trainable=False, name="mean")
+        self.variance = tf.Variable(tf.ones([size]), trainable=False, name="variance")
+        self.count = tf.Variable(0, dtype=tf.int64, trainable=False, name="count")
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> the same, normalised."""
+        self._build(observation.shape[-1])
+        normalised = (observation - self.mean) * tf.math.rsqrt(self.variance + _EPSILON)
+        return tf.clip_by_value(normalised, -_MAX, _MAX)
+
+    def update(self, observation: tf.Tensor) -> None:
+        """Adds a batch to the moments. All replicas call it, with batches of equal size.
+
+        Args:
+          observation: [B, N] float32 of a replica's batch.
+        """
+        observation = tf.clip_by_value(observation, -_MAX_IN_MOMENTS, _MAX_IN_MOMENTS)
+        mean = collectives.all_mean(tf.reduce_mean(observation, axis=0))  # [N]
+        variance = collectives.all_mean(
+            tf.reduce_mean(tf.square(observation - mean), axis=0)
+        )  # [N], around the global mean.
+        size = tf.shape(observation)[0] * collectives.num_replicas()
+        new = merged_moments(
+            self.mean, self.variance, self.count, mean, variance, tf.cast(size, tf.int64)
+        )
+        for variable, value in zip((self.mean, self.variance, self.count), new, strict=True):
+            variable.assign(value)
+
+
+def update_statistics(networks: Iterable[snt.Module], observation: tf.Tensor) -> None:
+    """Adds a batch to the moments of the networks that normalise observations.
+
+    Args:
+      networks: built modules; those of other kinds are left unchanged.
+      observation: [B, ...] of a replica's batch.
+    """
+    for network in networks:
+        if isinstance(network, RunningNormalization):
+            network.update(observation)
+
+
+def stacked(frames: tf.Tensor) -> tf.Tensor:
+    """Stacks frames along channels: [B, S, H, W, C] -> [B, H, W, S * C], the oldest first."""
+    stack, height, width, channels = frames.shape[1:]
+    last = tf.transpose(frames, [0, 2, 3, 1, 4])
+    return tf.reshape(last, [-1, height, width, stack * channels])
+
+
+def random_shift(frames: tf.Tensor, seed: tf.Tensor, max_shift: int) -> tf.Tensor:
+    """Shifts every observation of a replica's batch by whole pixels, at random, and stacks it.
+
+    DrQ (Kostrikov et al. 2020, arXiv:2004.13649): pad by `max_shift` and crop at random. All frames
+    of a stack move together.
+
+    Args:
+      frames: [B, S, H, W, C] of any dtype, all but B known.
+      seed: [2] int32, equal on all replicas.
+      max_shift: pixels in each direction; all shifts are equally likely.
+
+    Returns:
+      [B, H, W, S * C], as from `stacked`.
+    """
+    return shift(
+        frames, uniform_integers([tf.shape(frames)[0], 2], -max_shift, max_shift + 1, seed)
+    )
+
+
+def shift(frames: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
+    """Moves every observation by whole pixels and stacks it; the border is repeated.
+
+    Args:
+      frames: [B, S, H, W, C] of any dtype, all but B known.
+      shifts: [B, 2] int32; pixel (y, x) of the result is pixel (y, x) + shift of `frames`.
+
+    Returns:
+      [B, H, W, S * C], as from `stacked`.
+    """
+    batch, (stack, height, width, _) = tf.shape(frames)[0], frames.shape[1:]
+    # The time of a gather grows with the number of slices, not with their size. So rows move before
+    # the frames are stacked, while a row is one slice, and columns afterwards, when a pixel of all
+    # frames is one slice. Besides, with a gather between the cast and the transpose, Grappler
+    # cannot swap these two: transposing single bytes is several times slower than numbers of two or
+    # four bytes. A mesh does not support tf.newaxis.
+    rows = tf.clip_by_value(tf.range(height) + shifts[:, :1], 0, height - 1)  # [B, H]
+    first = tf.reshape(tf.range(batch * stack) * height, [batch, stack, 1])
+    frames = tf.gather(tf.reshape(frames, [-1, *frames.shape[3:]]), first + tf.expand_dims(rows, 1))
+    stacks = stacked(frames)
+    columns = tf.clip_by_value(tf.range(width) + shifts[:, 1:], 0, width - 1)  # [B, W]
+    first = tf.reshape(tf.range(batch * height) * width, [batch, height, 1])
+    return tf.gather(tf.reshape(stacks, [-1, stacks.shape[-1]]), first + tf.expand_dims(columns, 1))

@@ -13,8 +13,7 @@ from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environments
 from agents.nodes.run_plan import RunPlan
-from agents.nodes.timing import TimedActor, Timing
-from agents.nodes.wait_log import StoppedError, WaitLog
+from agents.nodes.timing import StoppedError, TimedActor, Timing, WaitLog
 
 _LOG = logging.getLogger("agents")
 

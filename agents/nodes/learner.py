@@ -23,8 +23,7 @@ from agents.agent import Agent, AgentLearner
 from agents.nodes.counter import Counter
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import SECONDS_BETWEEN_TRIES, Saver
-from agents.nodes.timing import TOTAL, Timing
-from agents.nodes.wait_log import StoppedError, WaitLog
+from agents.nodes.timing import TOTAL, StoppedError, Timing, WaitLog
 from agents.replay.table import TABLE
 from agents.replay.transitions import transitions_per_item
 from rl_replicator.errors import WORKER_LOST_STATUS

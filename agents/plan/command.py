@@ -51,7 +51,7 @@ def run(
         check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
     spec = options.task.spec()  # An unknown environment is noticed before TensorFlow is imported.
 
-    from agents.runs.launching import share_processors
+    from agents.program import share_processors
 
     share_processors()  # Before TensorFlow's threads start.
     # Raises if batch, replicas, shards and rate limiter do not fit each other.

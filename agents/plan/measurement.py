@@ -24,10 +24,9 @@ import rl_replicator as rr
 from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
 from agents.config import OffPolicyConfig
 from agents.environment_loop import explore
-from agents.learning.policy_average import without_averages
+from agents.learning.targets import without_averages
 from agents.plan.parts import Parts
-from agents.replay.input import draw
-from agents.replay.table import PREFETCHED_BATCHES, TABLE
+from agents.replay.table import PREFETCHED_BATCHES, TABLE, draw
 from agents.replay.transitions import transitions_per_item
 from agents.task import Task
 from environments.engines import EnvironmentsInTurn

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from agents.learning.variables import check_arrays, named_variables
-from agents.nodes.evaluation_figures import counted
+from agents.learning.weights import check_arrays, named_variables
+from agents.nodes.evaluator import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
 from environments import Environment

@@ -127,7 +127,7 @@ class FrameLayout:
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
 
-        The learner stacks them along channels (`agents.networks.augmentation`): this function runs
+        The learner stacks them along channels (`agents.networks.encoders`): this function runs
         in the thread of the input, and moving single channels takes longer than everything else in
         it.
         """

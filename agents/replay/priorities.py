@@ -69,7 +69,7 @@ class PriorityWriter:
 
         Args:
           server_addresses: "host:port" of each replay server; batches hold equal parts of all of
-            them, as `agents.replay.input` makes them.
+            them, as `agents.replay.table` makes them.
         """
         self._clients = [
             reverb.TFClient(address, name="priorities") for address in server_addresses

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from agents.reports import charts
 from agents.reports.charts import Line, axis_number, chart
 from agents.reports.reading import Family, Reading, ReportedRun
-from agents.runs import advice, bottleneck
+from agents.runs import advice
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import comparison, events, plots, statistics
 from rl_replicator.runs.plots import Curve, EvaluatedRun
@@ -118,7 +118,7 @@ def tiles(reading: Reading) -> Iterator[Tile]:
     limits = [
         explained[-1].removeprefix("bottleneck: ").partition(";")[0].partition(",")[0]
         for run in reading.runs
-        if (explained := bottleneck.explain(run.path, run.options))
+        if (explained := advice.explain(run.path, run.options))
     ]
     if limits:
         most = max(sorted(set(limits)), key=limits.count)
@@ -187,19 +187,19 @@ def results(reading: Reading) -> Iterator[tuple[Table, Table | None]]:
 def times(reading: Reading) -> Iterator[tuple[int, dict[str, dict[str, float]], Markup]]:
     """Yields for each config how actors and learner have spent their time, and the bottleneck."""
     for index in range(len(reading.configs)):
-        timed = [(run, bottleneck.read_shares(run.path)) for run in reading.runs_of(index)]
-        timed = [(run, shares) for run, shares in timed if len(bottleneck.parts(shares)) > 1]
+        timed = [(run, advice.read_shares(run.path)) for run in reading.runs_of(index)]
+        timed = [(run, shares) for run, shares in timed if len(advice.parts(shares)) > 1]
         if timed:
             parts = dict.fromkeys(name for _, shares in timed for name in shares)
             mean = {
                 part: float(np.mean([shares.get(part, 0.0) for _, shares in timed]))
                 for part in parts
             }
-            found = bottleneck.parts(mean)
+            found = advice.parts(mean)
             for split in found.values():
                 rest = 1.0 - sum(split.values())
                 split.update({"other": rest} if rest >= 0.005 else {})
-            yield index, found, sentence(bottleneck.verdict(mean, timed[0][0].options))
+            yield index, found, sentence(advice.verdict(mean, timed[0][0].options))
 
 
 def training(reading: Reading) -> Iterator[Plot]:

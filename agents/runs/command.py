@@ -179,7 +179,7 @@ class AgentCommand:
           UsageError: if there is no run or no checkpoint.
         """
         from agents.environment_loop import evaluation_episode
-        from agents.nodes.evaluation_figures import counted
+        from agents.nodes.evaluator import counted
         from agents.policies.policy import restore
         from rl_replicator.runs.run_directory import RunDirectory
         from rl_replicator.runs.statistics import number

@@ -13,18 +13,16 @@ from acme import specs
 import launchpad as lp
 from agents.agent import Agent
 from agents.config import one_by_one
-from agents.nodes.counter import Counter
-from agents.nodes.program_folder import program_folder
+from agents.nodes.counter import Counter, program_folder
 from agents.nodes.run_plan import Replicas, RunPlan
 from agents.nodes.saver import holds_last_step
 from agents.policies.policy import AgentSource
-from agents.program import make_deterministic_program, make_program
+from agents.program import launch, make_deterministic_program, make_program, share_processors
 from agents.replay.checkpoint import part_name, replay_scratch
 from agents.runs import preparation, results
 from agents.runs.films import Films, film_at_the_end
-from agents.runs.launching import launch, share_processors
 from agents.runs.options import AgentOptions
-from agents.runs.progress import AgentProgressLine
+from agents.runs.results import AgentProgressLine
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import NewRows, RunListener

@@ -29,7 +29,7 @@ class SACConfig(OffPolicyConfig):
     0.005, with four times as many learner steps for each environment step."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
-    (`agents.learning.td_losses`)."""
+    (`agents.learning.losses`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

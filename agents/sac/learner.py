@@ -8,8 +8,8 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import diagnostics, td_losses
-from agents.learning.importance import normalized_weights
+from agents.learning import diagnostics
+from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
@@ -45,7 +45,7 @@ class SACLearner(tf.Module):
         total_steps: int,
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
-        td_loss: td_losses.TDLoss,
+        td_loss: TDLoss,
     ):
         """Makes the optimizers and the temperature.
 
@@ -60,7 +60,7 @@ class SACLearner(tf.Module):
         """
         super().__init__(name="sac")
         self._config = config
-        self._td_loss = td_losses.checked(td_loss)
+        self._td_loss = checked_td_loss(td_loss)
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()

@@ -38,7 +38,7 @@ class ResultRow:
       return_min: lowest return.
       return_median: median return; NaN if the run did not record it.
       return_max: highest return.
-      failed_share: share of failed episodes (`agents.nodes.evaluation_figures`); NaN likewise.
+      failed_share: share of failed episodes (`agents.nodes.evaluator`); NaN likewise.
       episodes: number of episodes.
       clock_seconds: duration of the run up to the evaluation, without start-up.
     """

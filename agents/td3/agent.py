@@ -1,8 +1,8 @@
 """TD3: its networks and its learner, on top of the parts that off-policy agents share."""
 
 import rl_replicator as rr
-from agents.learning.td_losses import TDLoss, find_td_loss
-from agents.networks.critics import TwinCritic
+from agents.learning.losses import TDLoss, find_td_loss
+from agents.networks.actor_critic import TwinCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.td3.learner import TD3Learner
 

@@ -28,7 +28,7 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     and draws a new random action in every step; here, each is held for 8 steps on average."""
     preactivation_penalty: float = 1e-3
     """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
-    tanh (`agents.networks.policies.preactivation_penalty`). The paper has no penalty."""
+    tanh (`agents.networks.actor_critic.preactivation_penalty`). The paper has no penalty."""
     global_batch_size: int = 256
     """Transitions in one learner step, over all replicas. The paper uses 100."""
     policy_learning_rate: float = 3e-4
@@ -48,7 +48,7 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Maximum absolute value of that noise."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
-    (`agents.learning.td_losses`)."""
+    (`agents.learning.losses`)."""
     replay: ReplayConfig = ReplayConfig(samples_per_insert=256.0)
     """The replay table. 256 samples per insert are one learner step per environment step, as in the
     paper."""

@@ -6,12 +6,11 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import diagnostics, td_losses
-from agents.learning.importance import normalized_weights
+from agents.learning import diagnostics
+from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
-from agents.networks.actor_critic import ActorCritic
-from agents.networks.policies import check_deterministic, preactivation_penalty
+from agents.networks.actor_critic import ActorCritic, check_deterministic, preactivation_penalty
 from agents.replay.transitions import Sample
 from agents.td3 import losses
 from agents.td3.config import TD3Config
@@ -33,7 +32,7 @@ class TD3Learner(tf.Module):
         total_steps: int,
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
-        td_loss: td_losses.TDLoss,
+        td_loss: TDLoss,
     ):
         """Makes the optimizers.
 
@@ -49,7 +48,7 @@ class TD3Learner(tf.Module):
         super().__init__(name="td3")
         check_deterministic(online.policy)
         self._config = config
-        self._td_loss = td_losses.checked(td_loss)
+        self._td_loss = checked_td_loss(td_loss)
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
-from agents.learning.importance import normalized_weights
+from agents.learning.losses import normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
-from agents.networks.critics import ScalarCritic
-from agents.networks.policies import preactivation_penalty
+from agents.networks.actor_critic import ScalarCritic, preactivation_penalty
 from agents.off_policy_agent import OffPolicyAgent
 from agents.runs.command import AgentCommand
 from rl_replicator.collectives.randomness import StepSeeds

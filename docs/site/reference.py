@@ -47,7 +47,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "agents.replay.config",
         "agents.learning.replay_learner",
         "agents.learning.targets",
-        "agents.networks.critics",
+        "agents.networks.actor_critic",
         "agents.runs.command",
     ),
     "d4pg": ("agents.d4pg.config", "agents.d4pg.losses"),

@@ -11,8 +11,8 @@ from agents.agent import ExplorationContext
 from agents.config import OffPolicyConfig
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.variables import check_same_results, copy_variables
-from agents.networks.critics import ScalarCritic
+from agents.learning.weights import check_same_results, copy_variables
+from agents.networks.actor_critic import ScalarCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from agents.acting.frame_stack import FrameStack
-from agents.nodes.observation_images import strip
+from agents.acting.acting_policy import FrameStack
+from agents.nodes.evaluator import frame_strip
 
 
 def test_an_actor_stacks_frames_and_the_strip_shows_them():
@@ -12,10 +12,10 @@ def test_an_actor_stacks_frames_and_the_strip_shows_them():
     history.reset()
     seen = [history.observe(frame) for frame in frames]
     assert [s[0, 0, ::3].tolist() for s in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
-    assert strip(seen[-1])[0, :, 0].tolist() == [1, 1, 2, 2, 3, 3]
+    assert frame_strip(seen[-1])[0, :, 0].tolist() == [1, 1, 2, 2, 3, 3]
     history.reset()
     assert history.observe(frames[2])[0, 0, ::3].tolist() == [2, 2, 2]
-    assert strip(np.zeros(4, np.float32)) is None
+    assert frame_strip(np.zeros(4, np.float32)) is None
 
 
 def test_frames_may_all_come_in_the_same_array():

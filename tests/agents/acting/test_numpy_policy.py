@@ -8,10 +8,14 @@ import sonnet as snt
 import tensorflow as tf
 import tree
 
-from agents.acting.acting_policy import ActingPolicy, TensorFlowPolicy, compile_policy
-from agents.acting.frame_stack import LatestObservation
-from agents.acting.numpy_policy import NumpyPolicy
-from agents.learning.variables import copy_variables
+from agents.acting.acting_policy import (
+    ActingPolicy,
+    LatestObservation,
+    NumpyPolicy,
+    TensorFlowPolicy,
+    compile_policy,
+)
+from agents.learning.weights import copy_variables
 from tests.conformance.test_agents import COMMANDS, small_agent
 
 SIZE = 6

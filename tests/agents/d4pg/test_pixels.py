@@ -11,9 +11,8 @@ import tensorflow as tf
 from acme import specs, types
 
 import rl_replicator as rr
-from agents.d4pg.agent import D4PG
+from agents.d4pg.agent import D4PG, CategoricalCritic, logits_around_zero
 from agents.d4pg.config import PixelD4PGConfig
-from agents.d4pg.networks import CategoricalCritic, logits_around_zero
 from agents.networks.mlp import CriticTorso
 from agents.replay.config import FrameReplayConfig
 from agents.replay.transitions import Sample

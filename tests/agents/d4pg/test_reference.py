@@ -8,17 +8,16 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from agents.d4pg.agent import CategoricalCritic
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import categorical_td_loss
-from agents.d4pg.networks import CategoricalCritic
 from agents.learning.targets import update_targets
-from agents.learning.variables import copy_variables
-from agents.networks import policies
-from agents.networks.actor_critic import ActorCritic
+from agents.learning.weights import copy_variables
+from agents.networks import actor_critic
+from agents.networks.actor_critic import ActorCritic, DeterministicPolicy
 from agents.networks.encoders import IdentityEncoder
 from agents.networks.mlp import CriticTorso
-from agents.networks.policies import DeterministicPolicy
 from agents.replay.config import ReplayConfig
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 from tests.agents.fixed_samples import ACTION, OBSERVATION, make_samples
@@ -141,7 +140,7 @@ CASES = {
 def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypatch):
     replicator_name, make_encoder, free_preactivation, changes = CASES[case]
     # The inputs of tanh are small here; the limit must lie among them.
-    monkeypatch.setattr(policies, "FREE_PREACTIVATION", free_preactivation)
+    monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
     replicator = rr.make(replicator_name)
     module = make_module(config, replicator, make_encoder)

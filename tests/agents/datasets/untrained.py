@@ -5,8 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from agents import td3
-from agents.learning.variables import copy_variables
-from agents.learning.weights import WeightsPart
+from agents.learning.weights import WeightsPart, copy_variables
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from agents.learning.importance import importance_exponent, importance_weights, normalized_weights
+from agents.learning.losses import importance_exponent, importance_weights, normalized_weights
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import Sample
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.normalization import RunningNormalization
+from agents.networks.encoders import RunningNormalization
 
 SIZE, BATCH, STEPS = 3, 8, 5
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from acme import types
 
 import rl_replicator as rr
-from agents.learning.policy_average import PolicyAverage, without_averages
 from agents.learning.replay_learner import ReplayLearner, StepOutput
-from agents.learning.variables import named_variables
+from agents.learning.targets import PolicyAverage, without_averages
+from agents.learning.weights import named_variables
 from agents.replay.transitions import Sample
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart

@@ -12,8 +12,7 @@ import environments
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.policy_average import PolicyAverage
-from agents.learning.targets import update_targets
+from agents.learning.targets import PolicyAverage, update_targets
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from agents.td3.agent import TD3

@@ -6,8 +6,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.variables import named_variables
-from agents.learning.weights import WeightsPart
+from agents.learning.weights import WeightsPart, named_variables
 from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from rl_replicator.errors import ConfigError

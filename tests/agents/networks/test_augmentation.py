@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from agents.networks.augmentation import random_shift, shift, stacked
+from agents.networks.encoders import random_shift, shift, stacked
 
 
 def test_a_shift_by_hand():

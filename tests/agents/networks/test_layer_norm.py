@@ -4,8 +4,7 @@ import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.layer_norm import LayerNorm, layer_norm, narrow_layer_norm
-from agents.networks.mlp import layer_norm_mlp
+from agents.networks.mlp import LayerNorm, layer_norm, layer_norm_mlp, narrow_layer_norm
 
 
 def test_values_gradients_and_names_are_those_of_sonnet():

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from agents.acting.acting_policy import ActingPolicy, compile_policy
-from agents.acting.frame_stack import LatestObservation
-from agents.acting.numpy_policy import NumpyPolicy
-from agents.learning.normalization import RunningNormalization
-from agents.learning.variables import copy_variables
+from agents.acting.acting_policy import ActingPolicy, LatestObservation, NumpyPolicy, compile_policy
+from agents.learning.weights import copy_variables
+from agents.networks.encoders import RunningNormalization
 from agents.networks.mlp import CriticTorso, find_torso, residual_mlp
 from rl_replicator.errors import ConfigError
 

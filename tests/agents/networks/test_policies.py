@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from agents.networks.policies import inverting_tanh, preactivation_penalty
+from agents.networks.actor_critic import inverting_tanh, preactivation_penalty
 
 
 def test_a_policy_far_beyond_a_limit_comes_back():

@@ -15,7 +15,7 @@ from agents.agent import ExplorationContext
 from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.variables import copy_variables
+from agents.learning.weights import copy_variables
 from agents.nodes import actor as actor_node
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import Counter

@@ -6,7 +6,7 @@ from dm_env import specs
 
 import environments
 from agents.environment_loop import EvaluationEpisode, evaluation_episode
-from agents.nodes.evaluation_figures import figures, returns_to_go
+from agents.nodes.evaluator import evaluation_figures, returns_to_go
 from tests.environments import faulty
 
 BOUNDED = specs.BoundedArray((), np.float64, -1.0, 1.0)
@@ -33,7 +33,7 @@ def episode(*rewards, discount=1.0, last_discount=1.0):
 
 def test_a_mean_hides_what_minimum_median_and_failures_show():
     played = [episode(*[1.0] * 10), episode(*[-1.0] * 10), episode(*[-0.9] * 10)]
-    found = figures(played, BOUNDED, discount=0.99)
+    found = evaluation_figures(played, BOUNDED, discount=0.99)
     assert found["episode_return"] == pytest.approx(-3.0)
     assert (found["episode_return_min"], found["episode_return_max"]) == (-10.0, 10.0)
     assert found["episode_return_median"] == pytest.approx(-9.0)
@@ -44,7 +44,7 @@ def test_a_mean_hides_what_minimum_median_and_failures_show():
 
 def test_the_length_of_an_episode_counts():
     """Ten steps could have earned between -10 and 10, two between -2 and 2."""
-    found = figures([episode(*[-0.5] * 10), episode(-1.0, -0.9)], BOUNDED, discount=0.9)
+    found = evaluation_figures([episode(*[-0.5] * 10), episode(-1.0, -0.9)], BOUNDED, discount=0.9)
     assert found["failed_share"] == 0.5
 
 
@@ -52,15 +52,15 @@ def test_the_length_of_an_episode_counts():
     "spec", [specs.Array((), np.float64), specs.BoundedArray((), np.float64, 0.0, np.inf)]
 )
 def test_without_bounds_there_are_no_failures(spec):
-    assert "failed_share" not in figures([episode(1.0)], spec, discount=0.9)
+    assert "failed_share" not in evaluation_figures([episode(1.0)], spec, discount=0.9)
 
 
 @pytest.mark.parametrize("rewards", [[*[0.0] * 29, 1.0], [*[-1.0] * 29, 0.0]])
 def test_bounds_of_one_reward_do_not_judge_an_episode_that_ends_at_its_goal(rewards):
     reached, missed = episode(*rewards, last_discount=0.0), episode(*[-1.0] * 200)
-    assert "failed_share" not in figures([reached], BOUNDED, discount=0.9)
-    assert "failed_share" not in figures([missed, reached], BOUNDED, discount=0.9)
-    assert figures([missed, missed], BOUNDED, discount=0.9)["failed_share"] == 1.0
+    assert "failed_share" not in evaluation_figures([reached], BOUNDED, discount=0.9)
+    assert "failed_share" not in evaluation_figures([missed, reached], BOUNDED, discount=0.9)
+    assert evaluation_figures([missed, missed], BOUNDED, discount=0.9)["failed_share"] == 1.0
 
 
 def test_returns_to_go():
@@ -70,7 +70,7 @@ def test_returns_to_go():
     # 0.5**5 is less than 0.05, 0.5**4 is more: five steps to the cut-off are enough.
     cut_off = returns_to_go(episode(*[1.0] * 6), 0.5)
     np.testing.assert_allclose(cut_off, [2 * (1 - 0.5**6), 2 * (1 - 0.5**5)])
-    assert "discounted_return" not in figures([episode(1.0)], BOUNDED, discount=0.9)
+    assert "discounted_return" not in evaluation_figures([episode(1.0)], BOUNDED, discount=0.9)
 
 
 def test_the_discounts_of_the_environment_count_in_returns_to_go():

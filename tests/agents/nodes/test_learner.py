@@ -15,7 +15,7 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.nodes import wait_log
+from agents.nodes import timing
 from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.nodes.saver import holds_last_step
@@ -291,7 +291,7 @@ def test_a_continued_run_tells_once_that_it_waits_for_rows(
     stop, tmp_path, run_dir, monkeypatch, caplog
 ):
     """Its learner has taken steps, but its replay restarted empty."""
-    monkeypatch.setattr(wait_log, "_SECONDS_BETWEEN_LINES", 5.0)
+    monkeypatch.setattr(timing, "_SECONDS_BETWEEN_LINES", 5.0)
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", 0)
     counter = Counter(run_dir, TOTAL, restored=None)

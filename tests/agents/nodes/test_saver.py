@@ -12,8 +12,7 @@ from reverb.platform.checkpointers_lib import DefaultCheckpointer
 import launchpad as lp
 from agents.learning.weights import WeightsPart
 from agents.nodes import saver
-from agents.nodes.counter import Counter
-from agents.nodes.program_folder import program_folder
+from agents.nodes.counter import Counter, program_folder
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import UsageError

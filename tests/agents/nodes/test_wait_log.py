@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from agents.nodes.counter import Counter, Episode, Progress, restored_counter
-from agents.nodes.program_folder import program_folder
-from agents.nodes.wait_log import StoppedError, WaitLog
-from agents.runs.progress import AgentProgressLine, describe, verdict
+from agents.nodes.counter import Counter, Episode, Progress, program_folder, restored_counter
+from agents.nodes.timing import StoppedError, WaitLog
+from agents.runs.results import AgentProgressLine, describe, verdict
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError

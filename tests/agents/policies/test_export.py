@@ -15,8 +15,7 @@ from dm_env.specs import BoundedArray
 
 import environments
 from agents import d4pg, load_policy, sac, td3
-from agents.learning.variables import copy_variables
-from agents.learning.weights import WeightsPart
+from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
 from agents.policies.policy import restore

@@ -12,8 +12,7 @@ from acme import specs
 
 import environments
 from agents.replay.adder import NStepTransitionAdder, n_step_return
-from agents.replay.input import make_input_fn
-from agents.replay.table import TABLE, LearnerDemand
+from agents.replay.table import TABLE, LearnerDemand, make_input_fn
 from agents.replay.transitions import TransitionLayout
 from tests.agents.fixed_samples import make_spec
 from tests.agents.replay.queue_table import make_table

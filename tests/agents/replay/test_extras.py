@@ -11,8 +11,7 @@ from acme import specs
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
-from agents.replay.input import make_input_fn
-from agents.replay.table import LearnerDemand, make_table
+from agents.replay.table import LearnerDemand, make_input_fn, make_table
 from agents.replay.transitions import TransitionLayout
 
 EXTRAS = {

@@ -6,12 +6,11 @@ import pytest
 import reverb
 from acme import specs, types
 
-from agents.acting.frame_stack import FrameStack
-from agents.networks.augmentation import stacked
+from agents.acting.acting_policy import FrameStack
+from agents.networks.encoders import stacked
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
-from agents.replay.input import make_input_fn
-from agents.replay.table import LearnerDemand
+from agents.replay.table import LearnerDemand, make_input_fn
 from tests.agents.replay.queue_table import make_table
 
 SHAPE = (6, 5, 3)

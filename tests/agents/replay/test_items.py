@@ -16,8 +16,7 @@ from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
-from agents.replay.input import make_input_fn
-from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
+from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_input_fn, make_table
 from agents.replay.transitions import TransitionLayout, transitions_per_item
 from rl_replicator.errors import ConfigError
 from tests.agents.fixed_samples import make_spec

@@ -6,8 +6,7 @@ import reverb
 from acme import specs
 
 from agents.replay.config import ReplayConfig
-from agents.replay.local import LocalReplay
-from agents.replay.priority_tree import PriorityTree
+from agents.replay.local import LocalReplay, PriorityTree
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import TransitionLayout
 from environments import fakes

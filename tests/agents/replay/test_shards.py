@@ -8,9 +8,8 @@ import reverb
 import tensorflow as tf
 
 from agents.replay.config import ReplayConfig
-from agents.replay.input import make_input_fn
 from agents.replay.priorities import PriorityWriter
-from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
+from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_input_fn, make_table
 from agents.replay.transitions import TransitionLayout
 from rl_replicator.errors import ConfigError
 from tests.agents.fixed_samples import make_spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reverb
 
-from agents.learning.importance import importance_weights
+from agents.learning.losses import importance_weights
 from agents.replay.config import ReplayConfig
 from agents.replay.priorities import PriorityWriter
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.runs import bottleneck
+from agents.runs import advice
 from rl_replicator.layers import precision
 from rl_replicator.runs.metrics import MetricWriter
 
@@ -50,21 +50,21 @@ PIXELS = {
     ],
 )
 def test_verdicts(shares, options, words, monkeypatch):
-    monkeypatch.setattr(bottleneck, "_has_fast_bfloat16", lambda: True)
-    line = bottleneck.verdict(shares, options)
+    monkeypatch.setattr(advice, "_has_fast_bfloat16", lambda: True)
+    line = advice.verdict(shares, options)
     assert line.startswith("bottleneck: ") and words in line
 
 
 def test_only_what_the_run_has_and_the_machine_does_fast_is_advised(monkeypatch):
     monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: False)
     gpu = "bottleneck: the learner; a GPU, or --replicas N on as many devices, makes its steps fast"
-    line = bottleneck.verdict({"actor_wait": 0.4}, PIXELS)
+    line = advice.verdict({"actor_wait": 0.4}, PIXELS)
     assert line.startswith(gpu) and "--agent" not in line
     monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
-    assert "bfloat16 is faster" in bottleneck.verdict({"actor_wait": 0.4}, PIXELS)
+    assert "bfloat16 is faster" in advice.verdict({"actor_wait": 0.4}, PIXELS)
     both = {"learner_wait": 0.3, "actor_wait": 0.3}
     assert (
-        bottleneck.verdict(both, STATE)
+        advice.verdict(both, STATE)
         == "bottleneck: the replay or the processors, for which both wait"
     )
 
@@ -75,11 +75,11 @@ def test_advice_for_gpus(monkeypatch):
     waits = {"actor_wait": 0.4}
     xla = "the learner; --replicas single_device:xla"
     for options in (WIDE, PIXELS):
-        assert xla in bottleneck.verdict(waits, {**options, "replicas": "1"})
+        assert xla in advice.verdict(waits, {**options, "replicas": "1"})
     for options in (STATE, {**STATE, "replicas": "single_device:xla"}):
-        assert "the learner; --replicas N on as many GPUs" in bottleneck.verdict(waits, options)
+        assert "the learner; --replicas N on as many GPUs" in advice.verdict(waits, options)
     pixels = {**PIXELS, "replicas": "single_device:xla"}
-    assert "the learner; --agent.precision bfloat16" in bottleneck.verdict(waits, pixels)
+    assert "the learner; --agent.precision bfloat16" in advice.verdict(waits, pixels)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_advice_for_gpus(monkeypatch):
     ],
 )
 def test_the_slowest_waits_much_less_than_the_other(actors, learner, slowest):
-    assert bottleneck.find(actors, learner) == slowest
+    assert advice.find_bottleneck(actors, learner) == slowest
 
 
 def test_the_last_row_counts(tmp_path):
@@ -104,7 +104,7 @@ def test_the_last_row_counts(tmp_path):
     writer.write("time", 100, {"actor_policy": 0.9})
     writer.write("time", 200, {"actor_policy": 0.25, "actor_wait": 0.5, "learner_step": 0.875})
     writer.close()
-    assert bottleneck.explain(tmp_path, STATE)[:2] == [
+    assert advice.explain(tmp_path, STATE)[:2] == [
         "time of the actors: waiting 50%, policy 25%",
         "time of the learner: steps 88%",
     ]
@@ -115,13 +115,13 @@ def test_the_actors_that_a_run_has_are_doubled(tmp_path):
     shares = {"actor_environment": 0.9, "learner_wait": 0.8, "learner_step": 0.1}
     writer.write("time", 100, shares)
     writer.close()
-    assert "try --actors 2 " in bottleneck.explain(tmp_path, STATE)[-1]
+    assert "try --actors 2 " in advice.explain(tmp_path, STATE)[-1]
 
 
 def test_a_run_without_times_of_both_has_no_verdict(tmp_path):
-    assert bottleneck.explain(tmp_path, STATE) == []
+    assert advice.explain(tmp_path, STATE) == []
     writer = MetricWriter(tmp_path, "environment_steps")
     writer.write("time", 100, {"actor_policy": 0.9})
     writer.write("time", 200, {"actor_policy": 0.9, "learner_step": 0.004, "learner_wait": 0.0})
     writer.close()
-    assert bottleneck.explain(tmp_path, STATE) == []
+    assert advice.explain(tmp_path, STATE) == []

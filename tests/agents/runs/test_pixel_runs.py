@@ -14,7 +14,7 @@ from agents.cli import video
 from agents.d4pg import PixelD4PGConfig
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
-from agents.runs import bottleneck, preparation
+from agents.runs import advice, preparation
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
@@ -86,7 +86,7 @@ def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, caps
 
 def test_it_goes_on_with_two_replicas(finished, capsys):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
-    assert bottleneck.explain(finished, {})
+    assert advice.explain(finished, {})
     capsys.readouterr()
     assert d4pg.command.train(options(finished, steps=1700, replicas="2")) == 0
     # The time split of the first part, with other options, is not printed again.

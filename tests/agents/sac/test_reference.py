@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from acme import specs
 
-from agents.learning.variables import copy_variables
+from agents.learning.weights import copy_variables
 from agents.replay.config import ReplayConfig
 from agents.sac import SACConfig
 from agents.sac.agent import SAC

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from agents.learning.td_losses import checked, find_td_loss, huber, squared
+from agents.learning.losses import checked_td_loss, find_td_loss, huber, squared
 from agents.td3 import losses
 from rl_replicator.errors import ConfigError
 
@@ -60,7 +60,9 @@ def summed(td_errors):
 def test_a_loss_of_another_shape_is_refused():
     """The learner would sum again, over the batch."""
     td_errors = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(checked(find_td_loss("huber"))(td_errors), huber(td_errors))
+    np.testing.assert_array_equal(
+        checked_td_loss(find_td_loss("huber"))(td_errors), huber(td_errors)
+    )
     match = r"--agent.td-loss: .* shape \(2, 2\), got \(2,\); return one for each TD error"
     with pytest.raises(ConfigError, match=match):
-        checked(find_td_loss(f"{__name__}:summed"))(td_errors)
+        checked_td_loss(find_td_loss(f"{__name__}:summed"))(td_errors)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from acme import specs
 
-from agents.learning.variables import copy_variables
-from agents.networks import policies
+from agents.learning.weights import copy_variables
+from agents.networks import actor_critic
 from agents.replay.config import ReplayConfig
 from agents.td3 import TD3Config
 from agents.td3.agent import TD3
@@ -96,7 +96,7 @@ class NumpyTD3:
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
 def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name, monkeypatch):
     # The inputs of tanh are small here; the limit must lie among them.
-    monkeypatch.setattr(policies, "FREE_PREACTIVATION", FREE_PREACTIVATION)
+    monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", FREE_PREACTIVATION)
 
     def is_due(path, number):
         return path.startswith("critic") or number % CONFIG.policy_delay == CONFIG.policy_delay - 1
