@@ -56,7 +56,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _record(chosen: Any) -> int:
-    from agents.datasets import minari_library, recording, writing
+    from agents.datasets import minari_files, recording
     from agents.policies.policy import load_policy
     from rl_replicator.errors import UsageError
     from rl_replicator.runs.run_directory import RunDirectory
@@ -67,15 +67,15 @@ def _record(chosen: Any) -> int:
             f"expected a run from the state, got {chosen.run_dir}, which learns from pixels; "
             "Minari keeps frames as JPEG, which changes them"
         )
-    dataset_id = chosen.dataset or writing.default_id(
+    dataset_id = chosen.dataset or minari_files.default_id(
         config["trainable"], config["identity"].get("env", "")
     )
-    writing.check_new(dataset_id)
+    minari_files.check_new(dataset_id)
     policy = load_policy(chosen.run_dir, chosen.best)
     about = {
         "algorithm_name": config["trainable"],
         "description": f"Episodes of {config['trainable']} on {policy.task.name}.",
-        minari_library.METADATA: {
+        minari_files.METADATA: {
             "config": config,
             "environment_steps": policy.environment_steps,
             "learner_steps": policy.learner_steps,
@@ -84,6 +84,6 @@ def _record(chosen: Any) -> int:
         },
     }
     episodes = recording.record(policy, chosen.episodes, chosen.seed, chosen.explore)
-    summary = writing.write(dataset_id, episodes, about)
+    summary = minari_files.write(dataset_id, episodes, about)
     print(f"dataset {dataset_id}: {summary}")
     return 0

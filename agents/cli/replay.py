@@ -29,7 +29,7 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class ReplayOptions:
-        """Describe the replay in a run's newest checkpoint: size, ages, priorities, rewards."""
+        """Describe the replay in a run's newest checkpoint: size, ages, priorities."""
 
         run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
         """Directory of the run."""

@@ -15,7 +15,7 @@ from typing import Any
 import reverb
 
 from agents.agent import Agent
-from agents.datasets.reading import EpisodeDataset
+from agents.datasets.minari_files import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
 from agents.replay import stored_tables
 from agents.replay.checkpoint import prefilled
@@ -33,7 +33,7 @@ def fill(
 
     Args:
       agent: makes the tables, and the adders that fill them.
-      dataset: the episodes. Each server gets the same number of steps: the learner takes the same
+      dataset: the episodes. Each server gets about equally many steps: the learner takes the same
         number of rows from each, so actors that feed a fuller one would wait for those of the
         others.
       num_replicas: the number of the learner's replicas.
@@ -53,7 +53,7 @@ def fill(
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=run_dir) as scratch:
             for shard in range(num_shards):
                 folder = Path(scratch) / "filled" / str(shard)
-                episodes = dataset.part(shard, num_shards)
+                episodes = dataset.episodes(shard, num_shards)
                 held += _fill_server(agent, make_tables, episodes, folder, Path(scratch))
             (Path(scratch) / "filled").rename(prefilled(run_dir))
     except OSError as error:
@@ -99,15 +99,16 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
         for episode in episodes:
             episode.add_to(adder)
             expected += episode.num_steps
+        if not adder.finish(_SECONDS_TO_CONFIRM):
+            raise RuntimeError(f"the replay did not confirm all of {expected} transitions")
     except UsageError:
         raise
     except ValueError as error:  # Perhaps the agent has extras.
         raise UsageError(
             f"--prefill: expected an agent that learns from recorded steps alone: {error}"
         ) from error
-    if not adder.finish(_SECONDS_TO_CONFIRM):
-        raise RuntimeError(f"the replay did not confirm all of {expected} transitions")
-    adder.close()
+    finally:
+        adder.close()  # Before its server: the destructor of a writer would wait for it.
     return expected
 
 

@@ -6,14 +6,10 @@ from typing import Any
 
 import dm_env
 import numpy as np
-from acme import core
 from acme.adders import base as adders
 
 from agents.agent import ExplorationContext
-from agents.environment_loop import evaluation_episode
-from agents.learning.weights import NoSuchNetworkError
 from agents.policies.policy import Policy
-from rl_replicator.errors import UsageError
 from rl_replicator.runs.statistics import number
 
 _NOISE_STREAM = 1
@@ -51,16 +47,6 @@ class RecordedEpisode:
     def episode_return(self) -> float:
         """The undiscounted sum of rewards."""
         return float(self.rewards.sum(dtype=np.float64))
-
-    def between(self, start: int, stop: int) -> "RecordedEpisode":
-        """Returns the steps from `start` to `stop`, as if a time limit had cut off the others."""
-        return RecordedEpisode(
-            self.observations[start : stop + 1],
-            self.actions[start:stop],
-            self.rewards[start:stop],
-            self.discounts[start:stop],
-            self.seed,
-        )
 
     def add_to(self, adder: adders.Adder) -> None:
         """Adds every step to a replay table, as an actor does.
@@ -122,25 +108,30 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
       explore: whether to act as the actors of the run did after its last environment step, with
         the agent's exploration.
 
-    Raises:
-      UsageError: if the checkpoint lacks the weights with which actors explore.
-
     Yields:
       Each episode. One that does not end within the limit of evaluations is cut off there.
     """
     context = ExplorationContext(_noise(seed), lambda: policy.environment_steps)
-    actor = _SingleActor(policy, context) if explore else policy.actor
-    recorder = _Recorder(actor)
+    actor: Any = _SingleActor(policy, context) if explore else policy.actor
     for episode_seed in range(seed, seed + episodes):
         # An episode depends only on its own seed, whatever was played before it.
         context.random.bit_generator.state = _noise(episode_seed).bit_generator.state
         context.memory.clear()
-        environment = policy.make_environment(episode_seed)
-        try:
-            evaluation_episode(environment, recorder, policy.max_actions)
-        finally:
-            environment.close()
-        yield recorder.episode(episode_seed)
+        with policy.make_environment(episode_seed) as environment:
+            timesteps, actions = [environment.reset()], []
+            actor.observe_first(timesteps[0])
+            while not timesteps[-1].last() and len(actions) < policy.max_actions:
+                action = actor.select_action(timesteps[-1].observation)
+                timesteps.append(environment.step(action))
+                actions.append(np.clip(action, -1.0, 1.0).astype(np.float32))  # As it does.
+                actor.observe(action, timesteps[-1])
+        yield RecordedEpisode(
+            np.stack([timestep.observation for timestep in timesteps]),
+            np.stack(actions),
+            np.array([timestep.reward for timestep in timesteps[1:]], np.float32),
+            np.array([timestep.discount for timestep in timesteps[1:]], np.float32),
+            episode_seed,
+        )
 
 
 def _noise(episode_seed: int) -> np.random.Generator:
@@ -149,54 +140,11 @@ def _noise(episode_seed: int) -> np.random.Generator:
     return np.random.default_rng([episode_seed, _NOISE_STREAM])
 
 
-class _Recorder(core.Actor):
-    """Passes everything on to another actor, and keeps the episode."""
-
-    def __init__(self, actor: core.Actor):
-        self._actor = actor
-        self._timesteps: list[dm_env.TimeStep] = []
-        self._actions: list[np.ndarray] = []
-
-    def observe_first(self, timestep: dm_env.TimeStep) -> None:
-        self._timesteps, self._actions = [timestep], []
-        self._actor.observe_first(timestep)
-
-    def select_action(self, observation: Any) -> np.ndarray:
-        return self._actor.select_action(observation)
-
-    def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
-        # Environments clip actions too.
-        self._actions.append(np.clip(action, -1.0, 1.0).astype(np.float32))
-        self._timesteps.append(next_timestep)
-        self._actor.observe(action, next_timestep)
-
-    def update(self, wait: bool = False) -> None:
-        del wait
-
-    def episode(self, seed: int) -> RecordedEpisode:
-        """Returns the newest episode."""
-        after = self._timesteps[1:]
-        return RecordedEpisode(
-            np.stack([timestep.observation for timestep in self._timesteps]),
-            np.stack(self._actions),
-            np.array([timestep.reward for timestep in after], np.float32),
-            np.array([timestep.discount for timestep in after], np.float32),
-            seed,
-        )
-
-
-class _SingleActor(core.Actor):
+class _SingleActor:
     """An exploring actor of a run, in one environment and without a replay table."""
 
     def __init__(self, policy: Policy, context: ExplorationContext):
-        try:
-            self._actor = policy.agent.make_actor(policy.weights, [_NoTable()], [context])
-        except NoSuchNetworkError as error:
-            raise UsageError(
-                "--explore: expected a checkpoint with the weights with which actors explore, got "
-                "a best one of an earlier version, which has only those that were evaluated; leave "
-                "out --best or --explore"
-            ) from error
+        self._actor = policy.agent.make_actor(policy.weights, [_NoTable()], [context])
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         self._actor.begin(0, timestep)
@@ -206,9 +154,6 @@ class _SingleActor(core.Actor):
 
     def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
         self._actor.observe(0, action, next_timestep)
-
-    def update(self, wait: bool = False) -> None:
-        del wait
 
 
 class _NoTable(adders.Adder):

@@ -202,7 +202,7 @@ class ReplayLearner:
             weights, or `EVERYTHING` for both.
 
         Raises:
-          NoSuchNetworkError: if there is no such network.
+          KeyError: if there is no such network.
         """
         with self._lock:
             weights = self._weights

@@ -27,10 +27,6 @@ EVERYTHING = "everything"
 _WEIGHTS = "weights.npz"
 
 
-class NoSuchNetworkError(KeyError):
-    """There are no weights of a network."""
-
-
 class WeightsPart:
     """Weights inside a checkpoint, readable without the learner that wrote them.
 
@@ -71,13 +67,13 @@ def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
       names: names of networks; `EVERYTHING` is all of them.
 
     Raises:
-      NoSuchNetworkError: if a network has no array.
+      KeyError: if a network has no array.
     """
     if EVERYTHING in names:
         return dict(arrays)
     networks = {path.split("/", 1)[0] for path in arrays}
     if not set(names) <= networks:
-        raise NoSuchNetworkError(f"expected names among {sorted(networks)}, got {list(names)}")
+        raise KeyError(f"expected names among {sorted(networks)}, got {list(names)}")
     return {path: array for path, array in arrays.items() if path.split("/", 1)[0] in names}
 
 

@@ -5,14 +5,12 @@ new server was made with.
 """
 
 import contextlib
-import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import reverb
 import tensorflow as tf
 from reverb.cc import schema_pb2
@@ -38,8 +36,6 @@ def change(folder: Path, change_table: Callable[[Any], None]) -> None:
     """
     path = folder / _TABLES
     tables = read(folder)
-    # Write a new file: the old one may be linked to that of a run.
-    path.unlink()
     with tf.io.TFRecordWriter(str(path), _COMPRESSION) as writer:
         for table in tables:
             change_table(table)
@@ -52,26 +48,10 @@ def read(folder: Path) -> list[Any]:
     return [parse(record) for record in _records(folder / _TABLES)]
 
 
-def reset_times_sampled(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Makes the items in files look as if they had never been sampled.
-
-    Args:
-      folder: a folder that a server has written.
-
-    Returns:
-      The priorities of the items, [n] float64, and how often they had been sampled, [n] int64.
-    """
-    path = folder / _ITEMS
-    records = list(_records(path))
-    priorities, times = np.zeros(len(records)), np.zeros(len(records), np.int64)
-    path.unlink()
-    with tf.io.TFRecordWriter(str(path), _COMPRESSION) as writer:
-        for index, record in enumerate(records):
-            item = schema_pb2.PrioritizedItem.FromString(record)
-            priorities[index], times[index] = item.priority, item.times_sampled
-            item.times_sampled = 0
-            writer.write(item.SerializeToString())
-    return priorities, times
+def read_items(folder: Path) -> list[Any]:
+    """Returns what files hold of each item, a `PrioritizedItem`, the oldest first."""
+    parse = schema_pb2.PrioritizedItem.FromString
+    return [parse(record) for record in _records(folder / _ITEMS)]
 
 
 def _records(path: Path) -> Iterator[bytes]:
@@ -92,42 +72,6 @@ def lift_limit(table: Any) -> None:
     """
     table.rate_limiter.min_size_to_sample = 1
     table.rate_limiter.min_diff, table.rate_limiter.max_diff = -_NO_LIMIT, _NO_LIMIT
-
-
-def link(source: Path, folder: Path) -> None:
-    """Makes a copy of a server's files that takes no space where links are possible.
-
-    Args:
-      source: a folder that a server has written.
-      folder: the folder to make.
-    """
-    folder.mkdir(parents=True)
-    for path in source.iterdir():
-        try:
-            (folder / path.name).hardlink_to(path)
-        except OSError:  # Another file system.
-            shutil.copy(path, folder / path.name)
-
-
-class LinkedPart:
-    """Links the replay in a checkpoint, so that it stays when the run removes that checkpoint."""
-
-    def __init__(self, copy: Path):
-        """Stores the path.
-
-        Args:
-          copy: folder to make, in place of an earlier one.
-        """
-        self._copy = copy
-
-    def save(self, folder: Path) -> None:
-        """Raises: there is nothing to save."""
-        raise NotImplementedError
-
-    def restore(self, folder: Path) -> None:
-        """Links the files of a checkpoint."""
-        shutil.rmtree(self._copy, ignore_errors=True)
-        link(folder, self._copy)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from agents import config
 from agents.agent import Agent
 from agents.datasets import prefill
-from agents.datasets.reading import EpisodeDataset, open_dataset
+from agents.datasets.minari_files import EpisodeDataset, open_dataset
 from agents.nodes.run_plan import Replicas
 from agents.replay.config import ReplayConfig
 from agents.replay.memory_estimate import available_memory

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from agents.datasets.reading import EpisodeDataset
+from agents.datasets.minari_files import EpisodeDataset
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE, LearnerDemand, make_table
 from agents.replay.transitions import TransitionLayout

@@ -1,6 +1,5 @@
 """`rl-replicator record` writes the episodes that were played, as read back by Minari."""
 
-import dataclasses
 import errno
 import os
 import re
@@ -15,15 +14,11 @@ import pytest
 
 import agents
 from agents.cli import record
-from agents.datasets import reading, recording, writing
-from agents.learning.weights import WeightsPart
+from agents.datasets import minari_files, recording
 from agents.task import Task
-from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import DiskError, UsageError
-from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
-from tests.agents.datasets.untrained import CONFIG, make_run
+from tests.agents.datasets.untrained import make_run
 
 TARGET = "environments.fakes:target"
 
@@ -71,6 +66,12 @@ def test_minari_reads_what_was_played(run_dir, capsys):
         assert episode.truncations.tolist() == [False] * 19 + [True]
         assert not episode.terminations.any()
         returns.append(float(rewards.sum(dtype=np.float64)))
+    read = minari_files.open_dataset("fakes/target-v0", Task(TARGET))
+    *_, last = read.episodes()
+    np.testing.assert_array_equal(last.observations, observations)
+    np.testing.assert_array_equal(last.actions, actions)
+    np.testing.assert_array_equal(last.rewards, rewards)
+    assert last.discounts.tolist() == [1.0] * 20
     found = list(dataset.storage.get_episode_metadata(range(3)))
     assert [each["seed"] for each in found] == [7, 8, 9]
     assert [each["return"] for each in found] == pytest.approx(returns)
@@ -135,36 +136,6 @@ def test_exploration_draws_other_numbers_than_the_environment():
     assert len({str(state) for state in [*states, *gymnasium]}) == 4
 
 
-def test_exploring_needs_the_weights_of_the_actors(tmp_path):
-    """Best checkpoints used to hold only the averaged policy that was evaluated."""
-    config = dataclasses.replace(CONFIG, policy_average=100)
-    run = RunDirectory(make_run(tmp_path / "run", TARGET, config))
-    weights, state = WeightsPart(), {"environment_steps": 1000, "learner_steps": 400}
-    run.checkpointer().restore({"weights": weights})
-    arrays = weights.get_variables(["policy"])
-    parts = {
-        "weights": WeightsPart({f"average_{path}": array for path, array in arrays.items()}),
-        "progress": JsonPart(lambda: state, lambda _: None),
-    }
-    Checkpointer(run.path / "best").save(400, parts)
-    words = [str(run.path), "--best", "--episodes", "1"]
-    with pytest.raises(UsageError, match="^--explore: expected .*; leave out --best or --explore$"):
-        record.run([*words, "--explore"])
-    assert record.run(words) == 0
-
-
-def test_what_was_recorded_is_read_as_it_was_played(run_dir):
-    assert record.run([str(run_dir), "--episodes", "2", "--dataset", "a-v0"]) == 0
-    data = reading.open_dataset("a-v0", Task(TARGET))
-    (episode,) = data.episodes([1])
-    observations, actions, rewards = by_hand(run_dir, 1001)
-    np.testing.assert_array_equal(episode.observations, observations)
-    np.testing.assert_array_equal(episode.actions, actions)
-    np.testing.assert_array_equal(episode.rewards, rewards)
-    assert episode.discounts.tolist() == [1.0] * 20
-    assert data.check().num_steps == 40
-
-
 def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
     class BreaksError(Exception):
         pass
@@ -190,21 +161,21 @@ def test_a_full_disk_leaves_nothing(tmp_path):
         yield
 
     with pytest.raises(DiskError, match="cannot write the dataset to .*No space left on device"):
-        writing.write("fakes/b-v0", episodes(), {})
+        minari_files.write("fakes/b-v0", episodes(), {})
     assert not [*(tmp_path / "minari" / "fakes").iterdir()]
 
 
 KILLED = """
 import os, signal
 import numpy as np
-from agents.datasets import recording, writing
+from agents.datasets import minari_files, recording
 
 def episodes():
     ones = np.ones(3, np.float32)
     yield recording.RecordedEpisode(np.ones((4, 2), np.float32), ones[:, None], ones, ones, 7)
     os.kill(os.getpid(), signal.SIGKILL)
 
-writing.write("fakes/b-v0", episodes(), {})
+minari_files.write("fakes/b-v0", episodes(), {})
 """
 
 
@@ -220,24 +191,11 @@ def test_a_process_that_is_killed_leaves_no_dataset(run_dir, tmp_path):
     assert [path.name for path in (tmp_path / "minari" / "fakes").glob("*b-v0*")] == ["b-v0"]
 
 
-def test_what_is_there_stays(run_dir, tmp_path):
+def test_bad_input(run_dir, tmp_path, capsys, monkeypatch):
     assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
     with pytest.raises(UsageError, match="expected a new dataset, got a-v0"):
-        writing.write("a-v0", [], {})
+        minari_files.write("a-v0", [], {})
     assert minari.load_dataset("a-v0").total_steps == 20
-
-
-def test_a_dataset_that_cannot_be_made(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="expected an ID such as .*-v0, got 'walker/noisy'"):
-        writing.check_new("walker/noisy")
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file" / "minari"))
-    with pytest.raises(UsageError, match="cannot write the dataset a-v0: .*Not a directory"):
-        writing.check_new("a-v0")
-
-
-def test_bad_input(run_dir, tmp_path, capsys):
-    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
     for words, message in (
         ([str(tmp_path)], "expected the directory of a run"),
         ([str(run_dir), "--episodes", "0"], "--episodes: expected at least 1, got 0"),
@@ -254,3 +212,7 @@ def test_bad_input(run_dir, tmp_path, capsys):
         # Options that the parser refuses are told in its box.
         told = str(error.value) if error.type is UsageError else capsys.readouterr().err
         assert re.search(message, re.sub(r"[│\s]+", " ", told))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file" / "minari"))
+    with pytest.raises(UsageError, match="cannot write the dataset a-v0: .*Not a directory"):
+        minari_files.check_new("a-v0")

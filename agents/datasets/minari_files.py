@@ -1,0 +1,365 @@
+"""Datasets of recorded episodes as Minari has them, from this project or elsewhere.
+
+Observations and actions are those of agents: flat float32 vectors, and actions in [-1, 1]. `infos`
+holds the discounts, `[T + 1]`, of which the first is 1.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dm_env import specs
+
+from agents.datasets.recording import DatasetSummary, RecordedEpisode
+from agents.task import Task
+from environments.flat.timesteps import reward_limits
+from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.runs import atomic_file
+
+# Key of what this project adds to the metadata of a dataset.
+METADATA = "rl_replicator"
+# Key of the discounts among the infos of an episode. It names this project, because others may call
+# anything a discount, such as gamma, and Minari keeps only the episodes of datasets that it
+# combines.
+DISCOUNT = "rl_replicator_discount"
+# How far rounding may take a mapped action out of its range.
+_TOLERANCE = 1e-5
+
+
+def _minari() -> Any:
+    """Imports Minari.
+
+    Raises:
+      UsageError: if it is not installed.
+    """
+    try:
+        import h5py  # noqa: F401 - Minari reads and writes its files with it.
+        import minari
+    except ModuleNotFoundError:
+        raise UsageError(
+            "expected Minari for datasets, found none; install it: pip install "
+            "'rl-replicator[data]'"
+        ) from None
+    return minari
+
+
+class EpisodeDataset:
+    """A Minari dataset whose episodes fit an environment.
+
+    Attributes:
+      name: the name as the user gave it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: Any,
+        low: np.ndarray,
+        high: np.ndarray,
+        reward_spec: specs.Array,
+    ):
+        """Stores the dataset; see `open_dataset`.
+
+        Args:
+          name: the name as the user gave it.
+          data: the `minari.MinariDataset`.
+          low: [A] lower bounds of its actions, which become -1.
+          high: [A] upper bounds, which become 1.
+          reward_spec: the spec of the environment's reward.
+        """
+        self.name, self._reward_spec = name, reward_spec
+        self._data = data
+        self._low, self._high = low, high
+
+    def check(self) -> DatasetSummary:
+        """Reads and checks all episodes.
+
+        Raises:
+          UsageError: if there is no episode, or one has values that no environment could have
+            produced.
+        """
+        summary = DatasetSummary.of(self.episodes())
+        if not summary.returns:
+            raise UsageError(
+                f"expected episodes in the dataset {self.name}, got none; record some with "
+                "'rl-replicator record'"
+            )
+        return summary
+
+    def episodes(self, part: int = 0, num_parts: int = 1) -> Iterator[RecordedEpisode]:
+        """Reads the episodes of one of several parts, which have about equally many steps.
+
+        Each episode goes to the part that has the fewest steps so far.
+
+        Args:
+          part: number of the part, from 0.
+          num_parts: number of parts.
+
+        Raises:
+          UsageError: see `check`.
+        """
+        held = [0] * num_parts
+        with _readable(self.name):
+            for index, data in enumerate(self._data.iterate_episodes()):
+                chosen = held.index(min(held))
+                held[chosen] += len(data.rewards)
+                if chosen == part:
+                    yield self._episode(index, data)
+
+    def _episode(self, index: int, data: Any) -> RecordedEpisode:
+        def wrong(expected: str, found: object) -> UsageError:
+            return UsageError(
+                f"expected {expected} in episode {index} of the dataset {self.name}, got {found}; "
+                "repair the dataset, or leave the episode out"
+            )
+
+        with np.errstate(over="ignore"):  # Overflows become infinite, which is rejected below.
+            observations = np.asarray(data.observations, np.float32)
+        arrays = {
+            "observations": observations,
+            "actions": np.asarray(data.actions),
+            "rewards": np.asarray(data.rewards),
+        }
+        steps = len(arrays["rewards"])
+        lengths = [len(arrays["observations"]) - 1, len(arrays["actions"])]
+        if steps == 0 or lengths != [steps, steps]:
+            raise wrong(
+                "at least one action, a reward for each, and one observation more",
+                f"{lengths[1]} actions, {steps} rewards and {lengths[0] + 1} observations",
+            )
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise wrong(f"finite float32 {name}", "NaN or infinity")
+        spec, rewards = self._reward_spec, arrays["rewards"]
+        lowest, highest = reward_limits(spec)
+        if rewards.min() < lowest or rewards.max() > highest:
+            low, high = getattr(spec, "minimum", lowest), getattr(spec, "maximum", highest)
+            raise wrong(
+                f"rewards from {low:g} to {high:g}, as the environment gives them",
+                f"{rewards.min():g} to {rewards.max():g}",
+            )
+        scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
+        scale = np.where(scale > 0, scale, 1.0)  # Constant actions.
+        actions = ((arrays["actions"].reshape(steps, -1) - offset) / scale).astype(np.float32)
+        if np.abs(actions).max() > 1 + _TOLERANCE:
+            raise wrong("actions within the dataset's action space", "one outside of it")
+        ends = np.asarray(data.terminations, bool) | np.asarray(data.truncations, bool)
+        if ends[:-1].any():
+            raise wrong("an end at the last step only", f"one at step {int(np.argmax(ends))}")
+        discounts = np.ones(steps, np.float32)
+        discounts[-1] = not data.terminations[-1]
+        recorded = (data.infos or {}).get(DISCOUNT)
+        if recorded is not None:
+            discounts = np.asarray(recorded, np.float32)[1:]
+            if len(discounts) != steps or not ((discounts >= 0) & (discounts <= 1)).all():
+                raise wrong("a discount from 0 to 1 for each action", "others")
+        return RecordedEpisode(
+            arrays["observations"].reshape(steps + 1, -1),
+            np.clip(actions, -1.0, 1.0),
+            arrays["rewards"].astype(np.float32),
+            discounts,
+            None,
+        )
+
+
+def open_dataset(name: str, task: Task) -> EpisodeDataset:
+    """Opens a dataset and compares its specs with those of an environment.
+
+    Args:
+      name: ID of a dataset in Minari's folder, or the path of a dataset's folder.
+      task: the environment, observed by its state.
+
+    Raises:
+      UsageError: if there is no such dataset, or it is one of another environment.
+    """
+    minari = _minari()
+    with _readable(name):
+        folders = [path for path in (Path(name) / "data", Path(name)) if _is_dataset(path)]
+        data = minari.MinariDataset(folders[0]) if folders else minari.load_dataset(name)
+    _compare_tasks(name, data, task)
+    with task.make(seed=0) as environment:
+        action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()
+        sizes = environment.observation_spec().shape[0], environment.action_spec().shape[0]
+    for kind, expected, space in (
+        ("observations", sizes[0], data.observation_space),
+        ("actions", sizes[1], data.action_space),
+    ):
+        if type(space).__name__ != "Box" or np.prod(space.shape) != expected:
+            raise UsageError(
+                f"expected {kind} in a Box of {expected} numbers in the dataset {name}, as "
+                f"{task.name} has them, got {space}; record episodes of {task.name}"
+            )
+    low, high = _range(name, data.action_space, action_spec)
+    return EpisodeDataset(name, data, low, high, reward_spec)
+
+
+def _is_dataset(folder: Path) -> bool:
+    return (folder / "metadata.json").is_file()
+
+
+def _compare_tasks(name: str, data: Any, task: Task) -> None:
+    """Raises UsageError if a dataset names another environment."""
+    identity = data.storage.metadata.get(METADATA, {}).get("config", {}).get("identity", {})
+    if identity:
+        own = " in ".join([task.name, *task.wrap])
+        recorded = " in ".join([identity["env"], *identity.get("wrap", ())])
+    elif data.env_spec is not None and task.name.startswith("gym:"):
+        # A task may also name the module that registers the ID, and options.
+        own = f"gym:{task.name.partition('{')[0].rpartition(':')[2]}"
+        recorded = f"gym:{data.env_spec.id}"
+    else:
+        return
+    if recorded != own:
+        raise UsageError(
+            f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
+            "which has different rewards"
+        )
+
+
+def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds of the actions: [-1, 1], or the environment's own."""
+    bounds = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    for low, high in ((-1.0, 1.0), (own.minimum.reshape(-1), own.maximum.reshape(-1))):
+        if np.allclose(bounds[0], low) and np.allclose(bounds[1], high):
+            return bounds
+    raise UsageError(
+        f"expected actions from -1 to 1 in the dataset {name}, or the range of the environment, "
+        f"{own.minimum.min():g} to {own.maximum.max():g}, got {space}"
+    )
+
+
+@contextlib.contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turns errors in reading a dataset into a UsageError of one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except FileNotFoundError:
+        raise UsageError(
+            f"expected --prefill to be a Minari dataset or its folder, found none of the name "
+            f"{name}; 'minari list local' lists those in Minari's folder"
+        ) from None
+    except Exception as error:  # Minari documents none of its own.
+        raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error
+
+
+def default_id(trainable: str, task: str) -> str:
+    """Returns a dataset ID for a run.
+
+    Args:
+      trainable: name of its agent.
+      task: name of its environment.
+    """
+    words = re.sub(r"[^A-Za-z0-9]+", "-", f"{task}-{trainable}").strip("-")
+    return f"{words}-v0"
+
+
+def check_new(dataset_id: str) -> None:
+    """Checks that a dataset can be made under an ID.
+
+    Raises:
+      UsageError: if it is not a valid Minari ID, the dataset exists, or Minari's folder cannot be
+        made.
+    """
+    _minari()
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):  # A TypeError if the version is missing.
+        raise UsageError(
+            f"--dataset: expected an ID such as cartpole/expert-v0, got {dataset_id!r}"
+        ) from None
+    try:
+        path = get_dataset_path(dataset_id)  # Makes the folder of all datasets.
+        is_there = path.exists()
+    except OSError as error:
+        raise cannot_write(f"cannot write the dataset {dataset_id}: {error}", error) from error
+    if is_there:
+        raise UsageError(
+            f"--dataset: expected a new dataset, got {dataset_id}, which is in {path}; choose "
+            "another ID"
+        )
+
+
+def write(
+    dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
+) -> DatasetSummary:
+    """Writes episodes as a dataset into Minari's folder. If that fails, nothing is left.
+
+    Args:
+      dataset_id: the id of the new dataset.
+      episodes: one or more episodes.
+      about: metadata of Minari and, under `METADATA`, of this project, as plain
+        data.
+
+    Raises:
+      UsageError: see `check_new`; also if another process writes this dataset, or the folder cannot
+        be written.
+    """
+    check_new(dataset_id)  # Before the first episode is played.
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    path = get_dataset_path(dataset_id)
+    # It gets its name only once it is complete: an incomplete dataset could not be recognised.
+    try:
+        with atomic_file.making_folder(path) as new:
+            return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
+    except OSError as error:
+        raise cannot_write(f"cannot write the dataset to {path}: {error}", error) from error
+
+
+def _written(
+    folder: Path, dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
+) -> Iterator[RecordedEpisode]:
+    """Yields each episode once it is written."""
+    storage: Any = None
+    for index, episode in enumerate(episodes):
+        if storage is None:
+            storage = _created(folder, dataset_id, episode)
+            storage.update_metadata(dict(about))
+        storage.update_episodes([_buffer(episode)])
+        storage.update_episode_metadata([{"return": episode.episode_return}], [index])
+        yield episode
+
+
+def _created(folder: Path, dataset_id: str, episode: RecordedEpisode) -> Any:
+    """Creates the storage of a dataset without episodes, with the specs of the given one."""
+    from gymnasium import spaces
+    from minari import namespace
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.dataset.minari_storage import MinariStorage
+
+    group = parse_dataset_id(dataset_id)[0]
+    if group is not None and group not in namespace.list_local_namespaces():
+        namespace.create_namespace(group)
+    folder.mkdir(parents=True)
+    observation, action = episode.observations[0].shape, episode.actions[0].shape
+    storage = MinariStorage.new(
+        folder,
+        observation_space=spaces.Box(-np.inf, np.inf, observation, np.float32),
+        action_space=spaces.Box(-1.0, 1.0, action, np.float32),
+    )
+    storage.update_metadata({"dataset_id": dataset_id, "minari_version": _minari().__version__})
+    return storage
+
+
+def _buffer(episode: RecordedEpisode) -> Any:
+    from minari.data_collector import EpisodeBuffer
+
+    ends = np.zeros(episode.num_steps, bool)
+    ends[-1] = True
+    return EpisodeBuffer(
+        seed=episode.seed,
+        observations=episode.observations,
+        actions=episode.actions,
+        rewards=episode.rewards,
+        terminations=ends & episode.is_terminated,
+        truncations=ends & (not episode.is_terminated),
+        infos={DISCOUNT: np.concatenate([np.ones(1, np.float32), episode.discounts])},
+    )
