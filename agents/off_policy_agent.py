@@ -38,10 +38,6 @@ from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
-# Number of observations on which networks are compared: for a single one, some outputs may be near
-# zero.
-_NUM_CHECKED = 4
-
 
 class OffPolicyAgent(abc.ABC):
     """An agent with a policy and a critic that learns from n-step transitions in a replay table.
@@ -153,8 +149,8 @@ class OffPolicyAgent(abc.ABC):
           The online and the target networks, with the same weights.
 
         Raises:
-          ConfigError: if actors, which rebuild the networks and load the weights by name, would
-            compute different results.
+          ConfigError: if a network that is rebuilt and given the weights by name, as in actors,
+            computes different results.
         """
         acting = self.make_acting_networks()
         online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
@@ -163,16 +159,17 @@ class OffPolicyAgent(abc.ABC):
             self.make_policy("target_policy"),
             make_critic("target_critic"),
         )
-        for networks in (online, target):
-            features = networks.encoder(self.zero_observation())
-            networks.policy(features)
-            networks.critic(features, self.zero_action())
+        observation, action = self._random_inputs()
+
+        def outputs_of(networks: ActorCritic) -> Any:
+            features = networks.encoder(observation)
+            return networks.policy(features), networks.critic(features, action)
+
+        outputs_of(online), outputs_of(target)  # Builds them.
         for name in ("encoder", "policy"):
             check_same_names(name, getattr(online, name), getattr(target, name))
         update_targets(target, online, rate=1.0)
-        observation = self._random_observations(_NUM_CHECKED)
-        check_same_results("encoder", online.encoder, target.encoder, observation)
-        check_same_results("policy", online.policy, target.policy, online.encoder(observation))
+        check_same_results(lambda: outputs_of(online), lambda: outputs_of(target))
         if not online.encoder.trainable_variables:
             target = target._replace(encoder=online.encoder)
         return online, target
@@ -182,15 +179,16 @@ class OffPolicyAgent(abc.ABC):
         spec = self.observations.spec()
         return tf.zeros([1, *spec.shape], spec.dtype)
 
-    def _random_observations(self, count: int) -> tf.Tensor:
-        """Returns random observations, the same in every call, [count, ...]."""
+    def _random_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns some observations and actions to compare networks with, the same in every call.
+
+        For a single observation, some outputs may be near zero.
+        """
         spec, random = self.observations.spec(), np.random.default_rng(0)
         low, high = (0, 256) if spec.dtype == tf.uint8 else (-1, 1)
-        return tf.constant(random.uniform(low, high, [count, *spec.shape]), spec.dtype)
-
-    def zero_action(self) -> tf.Tensor:
-        """Returns an action to build networks with, [1, A] float32."""
-        return tf.zeros([1, *self.environment_spec.actions.shape])
+        observations = random.uniform(low, high, [4, *spec.shape])
+        actions = random.uniform(-1, 1, [4, *self.environment_spec.actions.shape])
+        return tf.constant(observations, spec.dtype), tf.constant(actions, tf.float32)
 
     # Acting.
 

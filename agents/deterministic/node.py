@@ -1,5 +1,6 @@
 """The node of a deterministic run: actor, learner and evaluator in one loop."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -9,11 +10,10 @@ import tensorflow as tf
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, ExplorationContext
-from agents.deterministic import exploration_memory
-from agents.deterministic.episode import SavedEpisode
+from agents.deterministic.episode import SavedEpisode, memory_part
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environment
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import finite_state, mark_last_step
@@ -23,9 +23,9 @@ from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import random_ops
 
-# Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
-# steps, not of seconds, so that equal runs record the same.
-_STEPS_PER_REPORT = 100
+_SECONDS_BETWEEN_REPORTS = 1.0
+# Environment steps between two reports of the learner. Metrics are on a grid of steps, not of
+# seconds, so that equal runs record the same.
 _STEPS_PER_METRICS = 500
 # Saving takes at most a twentieth of the time.
 _SAVE_SHARE = 20.0
@@ -80,28 +80,31 @@ class DeterministicNode:
                 [agent.make_adder(self._replay, lambda seconds: None)],
                 [exploration],
             )
-        self._environment = make_environment("actor 0", plan, int(environment_seed))
-        with closed_on_error(self._environment):
-            self._episode = SavedEpisode(self._environment, self._actor, noise)
-            self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
+        with contextlib.ExitStack() as opened:
+            watch = opened.enter_context(EnvironmentWatch("actor 0", plan))
+            environment = opened.enter_context(watch.make(int(environment_seed)))
+            self._episode = SavedEpisode(environment, self._actor, noise)
             self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
             self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
             self._unreported = 0
             self._saved_at_step = -1
             self._restored_metrics: dict[str, float] = {}
             self._save_at = time.monotonic() + plan.checkpoint_seconds
+            self._report_at = 0.0
             if self._checkpointer.latest() is not None:
                 self._restore()
+            opened.callback(self._learner.close)
+            opened.callback(self._replay.close)
+            self._opened = opened.pop_all()
 
     def run(self) -> None:
         """Trains until all environment steps are taken, or the program stops."""
-        try:
-            with self._watch:
-                self._evaluate_if_due()  # The run may have been stopped before it.
-                while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
-                    self._step()
-                    if time.monotonic() >= self._save_at:
-                        self._save()
+        with self._opened:
+            self._evaluate_if_due()  # The run may have been stopped before it.
+            while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
+                self._step()
+                if time.monotonic() >= self._save_at:
+                    self._save()
             self._save()
             mark_last_step(self._plan.run_dir)
             if not lp.stop_event().is_set():
@@ -111,10 +114,6 @@ class DeterministicNode:
                     self._plan.total_steps, self._plan.evaluation.last_episodes
                 )
                 lp.stop()
-        finally:
-            self._replay.close()
-            self._learner.close()
-            self._environment.close()
 
     def _step(self) -> None:
         """Takes one environment step, and all learner steps that it makes due."""
@@ -130,9 +129,10 @@ class DeterministicNode:
                 self._replay.feed()
                 self._learner.step()
             self._actor.update()
-        if episodes or self._steps % _STEPS_PER_REPORT == 0:
+        has_metrics = self._steps % _STEPS_PER_METRICS == 0
+        if episodes or has_metrics or time.monotonic() >= self._report_at:
             self._report(episodes)
-        if self._steps % _STEPS_PER_METRICS == 0:
+        if has_metrics:
             self._counter.report_learner(self._learner.num_steps, 0.0, self._metrics())
         self._evaluate_if_due()
 
@@ -154,6 +154,7 @@ class DeterministicNode:
     def _report(self, episodes: list[Episode]) -> None:
         self._counter.lease(0, self._unreported, 0.0, episodes)
         self._unreported = 0
+        self._report_at = time.monotonic() + _SECONDS_BETWEEN_REPORTS
 
     def _save(self) -> None:
         """Saves everything that the run depends on.
@@ -202,5 +203,5 @@ class DeterministicNode:
             "learner": TrackablePart(**self._learner.trackables()),
             "replay": self._replay,
             "episode": self._episode,
-            "exploration": exploration_memory.part(self._memory),
+            "exploration": memory_part(self._memory),
         }

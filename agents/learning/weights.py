@@ -6,7 +6,7 @@ Imports no TensorFlow: the counter saves weights.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,26 +129,26 @@ def check_same_names(name: str, module: snt.Module, again: snt.Module) -> None:
             )
 
 
-def check_same_results(name: str, network: snt.Module, again: snt.Module, inputs: Any) -> None:
-    """Checks that a network computes the same whenever it is built and given its weights.
+def check_same_results(compute: Callable[[], Any], again: Callable[[], Any]) -> None:
+    """Checks that networks compute the same whenever they are built and given their weights.
 
-    Random numbers that it keeps outside of variables, such as a random projection, differ between
-    processes. A network that draws numbers in every call is not compared.
+    Random numbers that one keeps outside of variables, such as a random projection, differ between
+    processes, and are not in checkpoints. Networks that draw numbers in every call are not
+    compared.
 
     Args:
-      name: name of the network.
-      network: a built network.
-      again: the same network, built again, with equal variables.
-      inputs: what to call it with.
+      compute: calls built networks; returns a nest of tensors.
+      again: calls the same networks, built again, with equal variables and on the same inputs.
 
     Raises:
       ConfigError: if their results differ.
     """
-    first, second, other = (built(inputs) for built in (network, network, again))
+    first, second, other = compute(), compute(), again()
     if _difference(first, other) > max(_ROUNDING, 10.0 * _difference(first, second)):
         raise ConfigError(
-            f"expected {name} to compute the same each time it is built and given its weights, got "
-            "other results; keep numbers that it draws in tf.Variable(..., trainable=False)"
+            "expected encoder, policy and critic to compute the same each time they are built and "
+            "given their weights, got other results; keep numbers that a network draws in "
+            "tf.Variable(..., trainable=False)"
         )
 
 

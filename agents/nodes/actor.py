@@ -1,5 +1,6 @@
 """The actor node: some environments, one exploring policy, as many steps as the counter grants."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -8,10 +9,10 @@ import numpy as np
 import reverb
 
 import launchpad as lp
-from agents.agent import Agent, ExplorationContext, VariableSource
+from agents.agent import Agent, ExplorationContext, StepAdder, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environments
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.timing import StoppedError, TimedActor, Timing, WaitLog
 
@@ -23,6 +24,8 @@ _SECONDS_TO_FINISH = 300.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Shorter waits cannot be due to a starving learner.
 _SECONDS_TO_RUN_AHEAD = 5.0
+# An actor reports at least this often: a lease of slow steps may take minutes.
+_SECONDS_PER_LEASE = 2.0
 
 
 class ActorNode:
@@ -53,7 +56,6 @@ class ActorNode:
         self._run_steps = counter.progress().environment_steps
         self._runs_ahead = False
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
-        who = f"actor {index}"
         numbers = range(first, first + plan.envs_per_actor)
         self._streams = [
             _Stream(
@@ -64,21 +66,23 @@ class ActorNode:
             )
             for number in numbers
         ]
-        self._environments, self._watched = make_environments(
-            who, plan, [stream.environment_seed for stream in self._streams]
-        )
-        with closed_on_error(self._environments):  # E.g. by a stop while the learner starts.
-            self._feeds_several = min(len(self._streams), len(replays)) > 1
-            self._adders = [
-                agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
-                for stream in self._streams
-            ]
-            self._timing = Timing()
-            actor = agent.make_actor(
-                source, self._adders, [stream.context for stream in self._streams]
+        self._num_replays = len(replays)
+        self._feeds_several = min(len(self._streams), len(replays)) > 1
+        with contextlib.ExitStack() as opened:  # Closed by a stop while the learner starts, too.
+            watch = opened.enter_context(EnvironmentWatch(f"actor {index}", plan))
+            self._environments, self._watched = watch.make_all(
+                [stream.environment_seed for stream in self._streams]
             )
-            self._actor = TimedActor(actor, self._timing)
-            self._watch = EnvironmentWatch(who, plan, self._watched)
+            opened.callback(self._environments.close)
+            self._adders: list[StepAdder] = []
+            for stream in self._streams:
+                client = replays[stream.number % len(replays)]
+                self._adders.append(agent.make_adder(client, self._is_held_back_in_vain))
+                opened.callback(self._adders[-1].close)
+            self._timing = Timing()
+            contexts = [stream.context for stream in self._streams]
+            self._actor = TimedActor(agent.make_actor(source, self._adders, contexts), self._timing)
+            self._opened = opened.pop_all()
 
     def run(self) -> None:
         """Acts until the learner is done, this actor is removed, or the program stops.
@@ -87,26 +91,19 @@ class ActorNode:
         already blocks. When all steps are taken, it waits for the learner: the counter may be
         restarted from a checkpoint with fewer steps, when all other actors may have ended.
         """
-        try:
-            self._stop = lp.stop_event()
-            self._wait_log = WaitLog(
-                f"actor {self._index}",
-                lambda: "the replay to take rows (the learner is behind)",
-                self._stop,
-            )
+        self._stop = lp.stop_event()
+        self._wait_log = WaitLog(
+            f"actor {self._index}",
+            lambda: "the replay to take rows (the learner is behind)",
+            self._stop,
+        )
+        with self._opened, contextlib.suppress(StoppedError):
             if lp.wait_until_ready():
-                with self._watch:
+                self._act()
+                self._finish()
+                while self._gets_steps_again():
                     self._act()
                     self._finish()
-                    while self._gets_steps_again():
-                        self._act()
-                        self._finish()
-        except StoppedError:
-            pass
-        finally:
-            for adder in self._adders:
-                adder.close()
-            self._environments.close()
 
     def _is_held_back_in_vain(self, waited: float) -> bool:
         """Returns whether to go on although the replay takes no rows: the learner lacks other rows.
@@ -118,7 +115,7 @@ class ActorNode:
           StoppedError: if the program stops.
         """
         self._wait_log.tick(waited)
-        if self._runs_ahead or waited > _SECONDS_TO_RUN_AHEAD:
+        if self._num_replays > 1 and (self._runs_ahead or waited > _SECONDS_TO_RUN_AHEAD):
             before = self._runs_ahead
             self._runs_ahead = self._counter.may_run_ahead(self._feeds_several)
             if self._runs_ahead and not before:
@@ -166,8 +163,10 @@ class ActorNode:
                 done += self._action_repeat
             if timestep.last():
                 episodes.append(stream.end_episode())
-            if done >= granted or self._stop.is_set():  # A lease of slow steps may take minutes.
-                now, blocked = time.monotonic(), self._seconds_waited()
+            now = time.monotonic()
+            is_over = done >= granted or now - started > _SECONDS_PER_LEASE
+            if is_over or self._stop.is_set():
+                blocked = self._seconds_waited()
                 share = (blocked - waited) / max(now - started, 1e-6)
                 granted = self._counter.lease(self._index, done, min(share, 1.0), episodes)
                 if granted == 0 or self._stop.is_set():

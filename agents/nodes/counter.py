@@ -58,8 +58,8 @@ _LOG = logging.getLogger("agents")
 # Environment steps that an actor may take before it asks for more.
 LEASE = 100
 _SECONDS_BETWEEN_TIMES = 10.0
-# A starving learner reports every second (`learner_starves`); a report is valid for this long.
-_SECONDS_STARVED = 5.0
+# The learner starves if it waits for rows for more than this share of its last seconds.
+_STARVING = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,6 @@ class Counter:
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
         self._lease_starts: dict[int, int] = {}
-        self._starved_at = -math.inf
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
@@ -239,13 +238,6 @@ class Counter:
         with self._lock:
             return self._lease_starts.get(actor, self._environment_steps)
 
-    def learner_starves(self) -> None:
-        """Notes that the learner has been receiving no rows from one of several replay servers.
-
-        It is called every second while this lasts and all servers respond.
-        """
-        self._starved_at = time.monotonic()
-
     def may_run_ahead(self, feeds_several: bool) -> bool:
         """Returns whether an actor whose rows the replay does not accept should go on anyway.
 
@@ -258,9 +250,8 @@ class Counter:
           feeds_several: whether the actor inserts rows into several servers.
         """
         with self._lock:
-            is_starving = time.monotonic() - self._starved_at < _SECONDS_STARVED
             is_last = self._granted >= self._total_steps
-            return is_starving and (is_last or feeds_several)
+            return self._waiting["learner"] > _STARVING and (is_last or feeds_several)
 
     def environment_steps(self) -> int:
         """Returns the steps that all actors have taken since the beginning of the run."""

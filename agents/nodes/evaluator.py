@@ -10,7 +10,7 @@ from agents.agent import Agent, VariableSource
 from agents.environment_loop import EvaluationEpisode, evaluation_episode
 from agents.learning.weights import EVERYTHING, LEARNER_STEPS, select
 from agents.nodes.counter import Counter
-from agents.nodes.environment_watch import EnvironmentWatch, make_environment
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.run_plan import RunPlan, evaluation_seed
 
 # An episode that was cut off has failed if it earned less than this share of the range of its
@@ -179,15 +179,15 @@ class EvaluatorNode:
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._plan.seed, environment_steps)
         played = []
-        with make_environment("the evaluator", self._plan, seed) as environment:
-            with EnvironmentWatch("the evaluator", self._plan, [environment]):
-                for _ in range(episodes):
-                    episode = evaluation_episode(
-                        environment, self._actor, self._max_actions, lp.stop_event().is_set
-                    )
-                    if episode is None:
-                        return
-                    played.append(episode)
+        watch = EnvironmentWatch("the evaluator", self._plan)
+        with watch, watch.make(seed) as environment:
+            for _ in range(episodes):
+                episode = evaluation_episode(
+                    environment, self._actor, self._max_actions, lp.stop_event().is_set
+                )
+                if episode is None:
+                    return
+                played.append(episode)
             reward_spec = environment.reward_spec()
         figures = evaluation_figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps

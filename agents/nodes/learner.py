@@ -202,8 +202,6 @@ class LearnerNode:
         elif is_waiting:
             with contextlib.suppress(StoppedError):  # The program has just stopped.
                 self._waiting.tick(waited)
-            if waited > _SECONDS_TO_STARVE:
-                self._tell_starvation(self._table_infos())
 
     def _wait_for_first_rows(self) -> None:
         """Waits, interruptibly, until every table has enough items to be sampled.
@@ -214,14 +212,13 @@ class LearnerNode:
         while not self._steps_done:
             self._poll()
             tables = self._table_infos()
-            if tables and not any(map(_lacks_rows, tables)):
+            if tables and not any(
+                table.current_size < table.rate_limiter_info.min_size_to_sample for table in tables
+            ):
                 return
             if (found := sum(table.current_size for table in tables)) != num_items:
                 grown_at, num_items = time.monotonic(), found
-            waited = time.monotonic() - grown_at
-            self._waiting.tick(waited)
-            if waited > _SECONDS_TO_STARVE:
-                self._tell_starvation(tables)
+            self._waiting.tick(time.monotonic() - grown_at)
             if self._is_chief and num_items > 0:
                 self._saver.tick()
             time.sleep(0.05)
@@ -235,17 +232,6 @@ class LearnerNode:
         except (reverb.errors.ReverbError, RuntimeError):
             # Only a timeout has its own class. A server that is killed resets the connection.
             return []
-
-    def _tell_starvation(self, tables: Sequence[Any]) -> None:
-        """Reports a wait to the counter, during which actors of another server may wait, too.
-
-        Args:
-          tables: the result of `_table_infos`. If it is empty, a server is starting, and actors
-            wait for it. Nothing is reported for a single server either: it never blocks actors that
-            the learner waits for.
-        """
-        if len(tables) > 1:
-            self._counter.learner_starves()
 
     def _missing_rows(self) -> str:
         tables = self._table_infos()
@@ -296,8 +282,3 @@ class LearnerNode:
             return False
         self._counter.learner_done()
         return True
-
-
-def _lacks_rows(table: Any) -> bool:
-    """Whether a table, as Reverb describes it, has too few items to be sampled."""
-    return table.current_size < table.rate_limiter_info.min_size_to_sample

@@ -11,7 +11,6 @@ import reverb
 from acme import specs
 
 import launchpad as lp
-from agents.agent import ExplorationContext
 from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
@@ -97,10 +96,9 @@ def test_environments_of_one_actor_are_those_of_as_many_actors(agent, source, tm
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("random_steps", [0, 1000])
-def test_interrupted_episodes_are_not_repeated(source, tmp_path, random_steps):
+def test_interrupted_episodes_are_not_repeated(source, tmp_path):
     """Neither when the run is continued, nor when an actor alone is started again."""
-    config = dataclasses.replace(CONFIG, exploration_random_steps=random_steps)
+    config = dataclasses.replace(CONFIG, exploration_random_steps=60)
     agent = D4PG(config, TARGET.spec())
     # Every stop comes before the end of an episode (20 steps).
     first = Counter(tmp_path, total_steps=40, restored=None)
@@ -129,13 +127,6 @@ def test_every_start_of_an_environment_has_numbers_of_its_own(tmp_path):
     assert len(set(seen)) == len(seen)
 
 
-@pytest.mark.timeout(120)
-def test_several_actors_of_several_environments_take_exactly_the_steps(agent, source, tmp_path):
-    counter = Counter(tmp_path, total_steps=207, restored=None)
-    act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
-    assert counter.progress().environment_steps == 207 and counter.progress().steps_done
-
-
 class CountingAdder:
     """An agent's own adder, with nothing beyond the contract."""
 
@@ -156,30 +147,6 @@ class CountingAdder:
 
     def close(self):
         self.is_closed = True
-
-
-def test_an_adder_needs_no_more_than_the_contract_names(agent, source, tmp_path):
-    adder = CountingAdder()
-    other = SimpleNamespace(make_adder=lambda *_: adder, make_actor=agent.make_actor)
-    counter = Counter(tmp_path, total_steps=50, restored=None)
-    ActorNode(0, other, make_plan(tmp_path, 50), [None], source, counter).run()
-    assert adder.steps == 50 and adder.is_closed and counter.progress().steps_done
-
-
-@pytest.mark.timeout(120)
-def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, monkeypatch):
-    closed = []
-    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
-    act(
-        agent,
-        source,
-        Counter(tmp_path, total_steps=50, restored=None),
-        tmp_path,
-        actors=1,
-        envs=3,
-        indices=[0],
-    )
-    assert len({*map(id, closed)}) == 3
 
 
 @pytest.mark.parametrize("failing", ["environment", "policy"])
@@ -211,12 +178,9 @@ def test_environments_are_closed_when_their_actor_is_not_made(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("at_step", [2, 130, 200])
-def test_a_stop_within_a_lease_is_seen_at_the_next_step(
-    agent, source, tmp_path, monkeypatch, at_step
-):
+def test_a_stop_within_a_lease_is_seen_at_the_next_step(agent, source, tmp_path, monkeypatch):
     """A robot's steps are so slow that a lease outlasts the program's termination notice."""
-    stop, taken, closed = threading.Event(), [], []
+    stop, taken, closed, at_step = threading.Event(), [], [], 130
     monkeypatch.setattr(lp, "stop_event", lambda: stop)
 
     def step(self, action, step=TargetMatching.step):
@@ -337,7 +301,8 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
     client = reverb.Client(f"localhost:{server.port}")
     counter = Counter(tmp_path, total_steps=100, restored=None)  # One lease.
-    node = ActorNode(0, agent, make_plan(tmp_path, 100), [client], source, counter)
+    plan = make_plan(tmp_path, 100, num_replay_shards=2)
+    node = ActorNode(0, agent, plan, [client, None], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()
     counter.report_learner(1, 0.0, {})
@@ -346,7 +311,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     assert actor.is_alive() and counter.progress().environment_steps == 0
     deadline = time.monotonic() + 60
     while actor.is_alive() and time.monotonic() < deadline:
-        counter.learner_starves()
+        counter.report_learner(1, 1.0, {})
         actor.join(0.2)
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
@@ -354,49 +319,65 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     server.stop()
 
 
-def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_leases(
-    tmp_path, monkeypatch
-):
+def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_leases(tmp_path):
     counter = Counter(tmp_path, total_steps=150, restored={"learner_steps": 7})
     counter.lease(0, 0, 0.0, [])
     assert not counter.may_run_ahead(feeds_several=True)
-    counter.learner_starves()
+    for _ in range(5):  # Seconds in which the learner got no rows.
+        counter.report_learner(7, 1.0, {})
     assert counter.may_run_ahead(feeds_several=True)
     # 50 steps may still be granted to an actor that feeds the other server.
     assert not counter.may_run_ahead(feeds_several=False)
     counter.lease(1, 0, 0.0, [])
     assert counter.may_run_ahead(feeds_several=False)
-    monkeypatch.setattr(counter, "_starved_at", time.monotonic() - 6)
+    counter.report_learner(8, 0.0, {})
     assert not counter.may_run_ahead(feeds_several=True)
 
 
-def test_exploration_counts_the_leases_of_other_actors(agent, source, tmp_path):
-    """With many actors, most steps are in progress and not reported yet."""
-    counter = Counter(tmp_path, total_steps=500, restored=None)
+@pytest.mark.timeout(120)
+def test_an_agents_own_adder_needs_no_more_than_the_contract_names(
+    agent, source, tmp_path, monkeypatch
+):
+    """The leases of three other actors, which are in progress, count for the exploration."""
+    closed, contexts, adders = [], [], [CountingAdder() for _ in range(3)]
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+
+    def make_actor(source, adders, own):
+        contexts.extend(own)
+        return agent.make_actor(source, adders, own)
+
+    left = list(adders)
+    other = SimpleNamespace(make_adder=lambda *_: left.pop(), make_actor=make_actor)
+    counter = Counter(tmp_path, total_steps=507, restored=None)
     assert [counter.lease(actor, 0, 0.0, []) for actor in (1, 2, 3)] == [100, 100, 100]
     assert [counter.lease_start(actor) for actor in (1, 2, 3)] == [0, 100, 200]
-    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
-    client = reverb.Client(f"localhost:{server.port}")
-    node = ActorNode(0, agent, make_plan(tmp_path, 500, num_actors=4), [client], source, counter)
-    node.run()  # Two leases.
-    assert node._streams[0].context.environment_steps() == 400
-    assert counter.environment_steps() == 200
-    server.stop()
+    plan = make_plan(tmp_path, 507, num_actors=4, envs_per_actor=3)
+    ActorNode(0, other, plan, [None], source, counter).run()  # Three leases.
+    assert sum(adder.steps for adder in adders) == 207 == counter.environment_steps()
+    assert contexts[0].environment_steps() == 500
+    assert all(adder.is_closed for adder in adders) and len({*map(id, closed)}) == 3
 
 
-def test_a_policy_of_two_environments_gives_each_its_own_action(agent, source):
-    class Rows:
-        def add_first(self, timestep):
-            pass
+@pytest.mark.timeout(120)
+def test_an_actor_with_slow_steps_reports_every_few_seconds(agent, source, tmp_path, monkeypatch):
+    stop = threading.Event()
+    monkeypatch.setattr(lp, "stop_event", lambda: stop)
 
-    # The same noise in both environments, after the random actions.
-    after = agent.config.exploration_random_steps
-    contexts = [ExplorationContext(np.random.default_rng(3), lambda: after) for _ in range(2)]
-    actor = agent.make_actor(source, [Rows(), Rows()], contexts)
-    evaluator = agent.make_evaluator(source)
-    observations = [np.array([x, 0.5], np.float32) for x in (-0.7, 0.9)]
-    actions = actor.select_actions(observations)
-    policy = [evaluator.select_action(observation) for observation in observations]
-    noise = np.subtract(actions, policy)
-    np.testing.assert_allclose(noise[0], noise[1], atol=1e-6)
-    assert abs(noise[0, 0]) > 0.01 and abs(policy[0] - policy[1]) > 1e-6
+    def step(self, action, step=TargetMatching.step):
+        stop.wait(0.25)
+        return step(self, action)
+
+    monkeypatch.setattr(TargetMatching, "step", step)
+    counter = Counter(tmp_path, total_steps=300, restored=None)
+    other = SimpleNamespace(make_adder=lambda *_: CountingAdder(), make_actor=agent.make_actor)
+    node = ActorNode(0, other, make_plan(tmp_path, 300), [None], source, counter)
+    actor = threading.Thread(target=node.run)
+    actor.start()
+    deadline = time.monotonic() + 60
+    while not counter.environment_steps() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert 0 < counter.environment_steps() < 20
+    stop.set()
+    actor.join()
+    again = Counter(tmp_path / "again", total_steps=300, restored=counter.snapshot())
+    assert again.lease(0, 0, 0.0, []) == 100

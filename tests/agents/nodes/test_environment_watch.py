@@ -3,27 +3,17 @@
 import re
 import threading
 import time
+from types import SimpleNamespace
 
-import dm_env
 import numpy as np
 import pytest
 
 import launchpad as lp
 from agents.nodes import environment_watch
-from agents.nodes.environment_watch import EnvironmentWatch, WatchedEnvironment
+from agents.nodes.environment_watch import EnvironmentWatch
 from environments.fakes import TargetMatching
 
 ACTION = np.zeros(1, np.float32)
-
-
-class Plan:
-    """What the watch needs of a `RunPlan`."""
-
-    class task:  # noqa: N801 - an attribute of a plan
-        name = "fakes:target"
-
-    def __init__(self, env_timeout):
-        self.env_timeout = env_timeout
 
 
 class Stuck(TargetMatching):
@@ -55,45 +45,57 @@ def kills(monkeypatch):
     return found
 
 
+def watch(env_timeout, make):
+    """A watch of environments that `make` makes, a function of the seed."""
+    task = SimpleNamespace(name="fakes:target", make=make)
+    plan = SimpleNamespace(task=task, env_engine="dm_control", env_timeout=env_timeout)
+    return EnvironmentWatch("actor 3", plan)
+
+
 def play(environment, num_calls):
     timestep = None
     for _ in range(num_calls):
         is_new = timestep is None or timestep.last()
         timestep = environment.reset() if is_new else environment.step(ACTION)
-    assert isinstance(timestep, dm_env.TimeStep)
+
+
+def release_once_killed(kills, environment):
+    deadline = time.monotonic() + 50
+    while not kills and time.monotonic() < deadline:
+        time.sleep(0.01)
+    environment.released.set()
 
 
 def test_a_constructor_that_does_not_return_kills_the_node(kills, monkeypatch):
     monkeypatch.setattr(environment_watch, "_SECONDS_TO_CONSTRUCT", 0.3)
-    plan, made = Plan(0.1), Stuck(-1)
+    stuck = Stuck(-1)
 
     def make(seed):
-        _release_once_killed(kills, made)
-        return made
+        release_once_killed(kills, stuck)
+        return stuck
 
-    monkeypatch.setattr(Plan.task, "make", staticmethod(make), raising=False)
-    assert environment_watch.make_environment("actor 3", plan, 1).released is made.released
+    with watch(0.1, make) as watching, watching.make(1) as environment:
+        assert environment.released is stuck.released
     ((error, seconds),) = kills
     assert re.fullmatch(
         r"actor 3: fakes:target: its constructor has not returned for 0\.3 s \(.*:\d+\); let it .*",
         str(error),
     )
     assert seconds > 0.3
-    monkeypatch.setattr(environment_watch, "_SECONDS_TO_CONSTRUCT", 60.0)
-    environment_watch.make_environment("actor 3", plan, 1)  # `kills` is not empty: no wait.
-    assert len(kills) == 1
 
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(4, "step 3 of the episode"), (9, "step 2 of the episode"), (1, "reset"), (7, "reset")],
+    [(4, "step 3 of the episode"), (9, "step 2 of the episode"), (7, "reset")],
 )
 def test_a_call_that_does_not_return_kills_the_node(kills, number, expected):
     """Episodes have five steps; other environments of the same actor do not matter."""
-    environment, other = WatchedEnvironment(Stuck(number)), WatchedEnvironment(Stuck(-1))
-    play(other, 3)
-    with EnvironmentWatch("actor 3", Plan(0.3), [other, environment]):
-        killer = threading.Thread(target=_release_once_killed, args=(kills, environment))
+    made = [Stuck(-1), Stuck(number)]
+    with watch(0.3, lambda seed: made[seed]) as watching:
+        environments, (other, environment) = watching.make_all([0, 1])
+        assert environments.size == 2
+        play(other, 3)
+        killer = threading.Thread(target=release_once_killed, args=(kills, environment))
         killer.start()
         play(environment, number)
         killer.join()
@@ -107,26 +109,12 @@ def test_a_call_that_does_not_return_kills_the_node(kills, number, expected):
     assert seconds > 0.3
 
 
-def _release_once_killed(kills, environment):
-    deadline = time.monotonic() + 50
-    while not kills and time.monotonic() < deadline:
-        time.sleep(0.01)
-    environment.released.set()
-
-
 def test_many_calls_that_return_and_time_between_them_are_no_fault(kills):
-    environment = WatchedEnvironment(Stuck(-1))
-    with EnvironmentWatch("actor 0", Plan(1.0), [environment]):
-        until = time.monotonic() + 1.5
+    with watch(0.5, lambda seed: Stuck(-1)) as watching:
+        environment = watching.make(0)
+        until = time.monotonic() + 0.8
         while time.monotonic() < until:
             play(environment, 20)
             time.sleep(0.01)
-        time.sleep(1.5)
+        time.sleep(0.8)
     assert kills == []
-
-
-def test_outside_a_program_nobody_is_killed():
-    environment = WatchedEnvironment(Stuck(2))
-    with EnvironmentWatch("actor 0", Plan(0.1), [environment]):
-        threading.Timer(0.5, environment.released.set).start()
-        play(environment, 3)
