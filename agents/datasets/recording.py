@@ -118,7 +118,8 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
         context.random.bit_generator.state = _noise(episode_seed).bit_generator.state
         context.memory.clear()
         with policy.make_environment(episode_seed) as environment:
-            timesteps, actions = [environment.reset()], []
+            timesteps: list[dm_env.TimeStep] = [environment.reset()]
+            actions: list[np.ndarray] = []
             actor.observe_first(timesteps[0])
             while not timesteps[-1].last() and len(actions) < policy.max_actions:
                 action = actor.select_action(timesteps[-1].observation)

@@ -14,6 +14,18 @@ from rl_replicator.runs.score import Score
 if TYPE_CHECKING:
     from agents.task import Task
 
+# What `--deterministic` supports.
+_DETERMINISTIC = {
+    "actors": 1,
+    "envs_per_actor": 1,
+    "caches": 0,
+    "replay_shards": 1,
+    "launch": "threads",
+    "pixels": False,
+    "profile_steps": None,
+    "prefill": None,
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentOptions:
@@ -96,48 +108,47 @@ class AgentOptions:
     """Hyper-parameters: the config of an agent."""
 
     def __post_init__(self) -> None:
+        def check(is_good: bool, name: str, expected: str) -> None:
+            check_option(is_good, name, expected, getattr(self, name))
+
         for name in ("steps", "actors", "envs_per_actor", "keep_checkpoints"):
+            check(getattr(self, name) >= 1, name, "at least 1")
+        for name in ("video_every", "time_limit"):
             value = getattr(self, name)
-            check_option(value >= 1, name, "at least 1", value)
-        check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
-        seconds = self.checkpoint_seconds
-        check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
-        timeout = self.env_timeout
-        check_option(timeout > 0, "env_timeout", "more than 0 seconds", timeout)
-        check_option(0 <= self.caches <= self.actors, "caches", "0 to one per actor", self.caches)
+            check(value is None or value >= 1, name, "at least 1")
+        for name in ("checkpoint_seconds", "env_timeout"):
+            check(getattr(self, name) > 0, name, "more than 0 seconds")
+        check(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1")
+        check(0 <= self.caches <= self.actors, "caches", "0 to one per actor")
         num_environments = self.actors * self.envs_per_actor
-        check_option(
+        check(
             self.replay_shards >= 1 and num_environments % self.replay_shards == 0,
             "replay_shards",
             f"a divisor of {num_environments}, the number of environments of all actors (each "
             "environment writes to one server)",
-            self.replay_shards,
         )
         if self.profile_steps is not None:
             parse_span(self.profile_steps)
-        every = self.video_every
-        check_option(every is None or every >= 1, "video_every", "at least 1", every)
-        has_options = bool(self.env_options)
         is_object = self.env_options.startswith("{") and self.env.startswith("gym:")
         expected = "a JSON object in braces, for an environment gym:ID"
-        check_option(is_object or not has_options, "env_options", expected, self.env_options)
-        limit = self.time_limit
-        check_option(limit is None or limit >= 1, "time_limit", "at least 1", limit)
-        gpus, address = self.learner_gpus, self.address
-        check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
+        check(is_object or not self.env_options, "env_options", expected)
+        gpus = self.learner_gpus
+        check(gpus is None or gpus >= 0, "learner_gpus", "at least 0")
         check_option(
             gpus is None or self.launch != "threads",
             "learner_gpus",
             "--launch processes or ray with it (threads share the GPUs of one process)",
             self.launch,
         )
-        check_option(
-            address is None or self.launch == "ray", "address", "--launch ray", self.launch
-        )
+        is_ray = self.address is None or self.launch == "ray"
+        check_option(is_ray, "address", "--launch ray", self.launch)
         if self.deterministic:
-            self._check_deterministic()
+            for name, value in _DETERMINISTIC.items():
+                check(getattr(self, name) == value, name, f"{value} with --deterministic")
         if self.env_engine == "envpool":
-            self._check_envpool()
+            for name in ("pixels", "wrap", "time_limit", "deterministic"):
+                option = f"--{name.replace('_', '-')}"
+                check(not getattr(self, name), "env_engine", f"dm_control with {option}")
         is_possible = self.prefill is None or not self.pixels
         check_option(is_possible, "prefill", "no --pixels with it", "--pixels")
         if self.pixels != isinstance(self, PixelAgentOptions):
@@ -145,30 +156,6 @@ class AgentOptions:
                 "expected --pixels or --no-pixels, got both (in Python, options with pixels=True "
                 "are PixelAgentOptions)"
             )
-
-    def _check_deterministic(self) -> None:
-        values = {
-            "actors": (self.actors, 1),
-            "envs_per_actor": (self.envs_per_actor, 1),
-            "caches": (self.caches, 0),
-            "replay_shards": (self.replay_shards, 1),
-            "launch": (self.launch, "threads"),
-            "pixels": (self.pixels, False),
-            "profile_steps": (self.profile_steps, None),
-            "prefill": (self.prefill, None),
-        }
-        for name, (value, expected) in values.items():
-            check_option(value == expected, name, f"{expected} with --deterministic", value)
-
-    def _check_envpool(self) -> None:
-        others = {
-            "--pixels": self.pixels,
-            "--wrap": bool(self.wrap),
-            "--time-limit": self.time_limit is not None,
-            "--deterministic": self.deterministic,
-        }
-        for option, is_given in others.items():
-            check_option(not is_given, "env_engine", f"dm_control with {option}", self.env_engine)
 
     @property
     def task(self) -> "Task":

@@ -1,11 +1,9 @@
 """What happens before the first node of a run starts: settings, checks, and a filled replay."""
 
-import contextlib
 import dataclasses
 import logging
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agents import config
@@ -22,8 +20,6 @@ from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.run_directory import AUTO, RunDirectory, adopted
 
 _LOG = logging.getLogger("agents")
-# 60 actions of most environments take less.
-_PATIENCE_SECS = 10.0
 # Low estimates of the memory of an environment, and of an actor; in a separate process, an actor
 # also needs that of TensorFlow.
 _ENVIRONMENT_BYTES = 20e6
@@ -107,8 +103,9 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     task = options.task
     # The dataset of a run that is continued may be gone.
     inserts = task.agent_steps(options.steps) if options.prefill is None else sys.maxsize
-    with _told_if_slow(task.name):
-        size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
+    if task.pixels is not None:  # Drawing may take long, or never return.
+        print(f"measuring frames of {task.name}", flush=True)
+    size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
     if size is None:
         return []
     excess = size.excess(available_memory()) if options.address is None else ""
@@ -120,31 +117,6 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
         raise UsageError(f"{excess}, or the size of --frame")
     rate = frame_rate.line(task.name, task.pixels, task.wrap, task.time_limit)
     return [rate, f"replay: {size}"]
-
-
-@contextlib.contextmanager
-def _told_if_slow(name: str) -> Iterator[None]:
-    """Warns if episodes are played for long before the run starts.
-
-    They are played in this thread, because some environments only work in a main thread. So only
-    the user can end a call that does not return.
-    """
-    timer = threading.Timer(
-        _PATIENCE_SECS,
-        _LOG.warning,
-        (
-            "%s is still being played to estimate the memory of the replay, after %.0f s; if one "
-            "of its calls hangs, end this with Ctrl-C",
-            name,
-            _PATIENCE_SECS,
-        ),
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def warn_if_too_short(options: AgentOptions) -> None:

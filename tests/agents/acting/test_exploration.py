@@ -51,7 +51,6 @@ def test_actions_are_clipped_and_extras_are_not():
     ("explored", "received"),
     [
         (np.zeros(2), "ndarray"),  # Would be unpacked as a pair.
-        (np.zeros(3), "ndarray"),
         ((np.zeros(3), ()), r"an action of shape \(3,\)"),
     ],
 )
@@ -167,29 +166,6 @@ def test_the_memory_is_empty_when_the_random_actions_are_over():
     np.testing.assert_array_equal(explore(action), action)
 
 
-def counting(config, context):
-    """A user-defined exploration whose memory uses a name that the framework might use as well."""
-
-    def explore(action):
-        count = context.memory.get("random_action", np.zeros_like(action)) + 1
-        context.memory["random_action"] = count
-        return count / 8
-
-    return explore
-
-
-@pytest.mark.parametrize("random_steps", [0, 3])
-def test_the_memory_keeps_what_an_exploration_writes_there(random_steps):
-    config = NoiseSettings(
-        exploration=f"{__name__}:counting", exploration_random_steps=random_steps
-    )
-    actions = []
-    explore = make_exploration(config, context(environment_steps=lambda: len(actions)))
-    for _ in range(random_steps + 4):
-        actions.extend(explore(np.zeros(1, np.float32)))
-    assert actions[random_steps:] == [0.125, 0.25, 0.375, 0.5]
-
-
 def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_like_1_over_f():
     def draw(name):
         config = NoiseSettings(exploration=name, exploration_sigma=0.1)
@@ -223,17 +199,6 @@ def test_pink_noise_continues_from_the_memory_of_its_context():
         np.testing.assert_array_equal(explore(zeros), resumed(zeros))
 
 
-def test_none_is_no_exploration():
-    explore = make_exploration(NoiseSettings(exploration="none"), context())
-    np.testing.assert_array_equal(explore(np.array([0.5], np.float32)), [0.5])
-
-
-def test_an_unknown_exploration_is_refused():
-    config = NoiseSettings(exploration="gausian")
-    with pytest.raises(ConfigError, match="--agent.exploration: expected gaussian, pink, none or"):
-        make_exploration(config, context())
-
-
 def test_environments_explore_on_a_ladder_around_the_configured_noise():
     """From sigma / 2 to 2 sigma in equal factors; a single environment uses sigma itself."""
     config = NoiseSettings(exploration_sigma=0.04, exploration_sigma_end=0.08, exploration_steps=10)
@@ -250,5 +215,3 @@ def test_environments_explore_on_a_ladder_around_the_configured_noise():
     equal = NoiseSettings(exploration_sigma=0.04, exploration_spread=1.0)
     draws = [make_exploration(equal, context(1, rank=rank))(zeros) for rank in (0.0, 0.9)]
     np.testing.assert_array_equal(*draws)
-    with pytest.raises(ConfigError, match="--agent.exploration-spread: expected 1 to 10, got 0.5"):
-        NoiseSettings(exploration_spread=0.5)

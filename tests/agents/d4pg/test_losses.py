@@ -66,11 +66,6 @@ def test_projection_equals_the_algorithm_in_loops():
     np.testing.assert_allclose(projected.sum(axis=1), 1.0, atol=1e-5)
 
 
-def test_projection_refuses_atoms_of_another_rank():
-    with pytest.raises(ValueError, match="rank 1"):
-        project([0.0], [1.0], [[1, 0, 0, 0, 0]], ATOMS[None])
-
-
 def test_td_loss_equals_numpy_and_sends_no_gradient_to_the_target():
     random = np.random.default_rng(1)
     logits = tf.constant(random.normal(size=(8, 5)), tf.float32)
@@ -160,8 +155,3 @@ def test_a_loss_of_other_results_is_refused(name, message):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match=message):
         losses.checked(losses.find_critic_loss(f"{__name__}:{name}"))(probs, one, one, probs, atoms)
-
-
-def test_an_unknown_loss_is_refused():
-    with pytest.raises(ConfigError, match="--agent.critic-loss: expected .* got 'nothere'"):
-        losses.find_critic_loss("nothere")

@@ -13,12 +13,10 @@ import pytest
 from dm_env import specs
 
 import environments
-from agents.d4pg import D4PGConfig
 from agents.deterministic.episode import SavedEpisode
-from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import VariableValues
-from rl_replicator.errors import CheckpointError, ConfigError
+from rl_replicator.errors import CheckpointError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.deterministic import interrupting
 from tests.suite import forked
@@ -102,19 +100,6 @@ def test_a_killed_and_a_stopped_run_end_with_the_weights_of_an_undisturbed_one(t
     assert state(tmp_path / "cut") == state(tmp_path / "whole")
     assert curves(tmp_path / "cut") == curves(tmp_path / "whole")
     assert len(curves(tmp_path / "cut")["actor", "episodes"]) == 1500 // 20
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"actors": 2}, "--actors: expected 1 with --deterministic, got 2"),
-        ({"launch": "processes"}, "--launch: expected threads with --deterministic"),
-        ({"caches": 1}, "--caches: expected 0 with --deterministic"),
-    ],
-)
-def test_what_cannot_be_deterministic_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        AgentOptions(env="a:b", agent=D4PGConfig(), deterministic=True, **changes)
 
 
 class Recorder:

@@ -84,16 +84,6 @@ def make_learner(name, replicator_name, torso="mlp", **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "torso"), [("td3", "mlp"), ("sac", "residual")])
-def test_the_moments_of_all_batches_are_published(name, torso):
-    learner, module = make_learner(name, "single_device", torso)
-    assert module.target.encoder is module.online.encoder
-    learner.step()
-    check_moments(learner.get_variables(["encoder"]))
-    learner.close()
-
-
-@pytest.mark.slow
 def test_replicas_keep_the_moments_of_the_global_batches():
     published = []
     for replicator_name in ("single_device", "multi_device:2"):
@@ -141,8 +131,7 @@ def test_a_checkpoint_holds_the_moments_and_one_without_them_is_refused(tmp_path
     ("name", "torso", "replicator_name"),
     [
         ("d4pg", "mlp", "multi_device:2"),
-        ("td3", "residual", "single_device"),
-        ("sac", "mlp", "single_device"),
+        ("sac", "residual", "single_device"),
     ],
 )
 def test_wide_layers_compute_in_the_precision_of_the_config(name, torso, replicator_name):
@@ -315,7 +304,6 @@ class Changed(Summing):
             lambda out: out._replace(metrics={"loss": 1.0, "td": out.priorities}),
             r"\{'td': \(2,\)\}",
         ),
-        (lambda out: out._replace(metrics={"none": None}), r"\{'none': 'NoneType'\}"),
         (lambda out: out._replace(metrics=out.priorities), "Tensor; return a dictionary"),
         (lambda out: out.metrics, r"StepOutput\(keys, priorities, metrics\), got dict"),
         (
@@ -326,7 +314,6 @@ class Changed(Summing):
             lambda out: out._replace(priorities=tf.reduce_mean(out.priorities)),
             r"priorities of the shape of the keys, \(2,\), got \(\); return sample.keys, and one",
         ),
-        (lambda out: out._replace(priorities=None), r"\(2,\), got None; return"),
         (lambda out: out._replace(priorities=out.priorities[:, None]), r"\(2,\), got \(2, 1\)"),
     ],
 )

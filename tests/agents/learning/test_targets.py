@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
-from acme import specs
 
-import environments
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
@@ -49,11 +47,8 @@ AGENTS = pytest.mark.parametrize(
 )
 
 
-@AGENTS
-def test_copies_start_with_the_random_features_of_the_network(agent_class, config):
-    environment = environments.make("environments.fakes:chain", seed=0)
-    config = dataclasses.replace(config, torso=TORSO, policy_layers=(8, 4), critic_layers=(8, 4))
-    agent = agent_class(config, specs.make_environment_spec(environment))
+def test_copies_start_with_the_random_features_of_the_network():
+    agent = TD3(TD3Config(torso=TORSO, policy_layers=(8, 4), critic_layers=(8, 4)), make_spec())
     replicator = rr.make("single_device")
     with replicator.scope():
         module = agent.make_module(replicator, 100)

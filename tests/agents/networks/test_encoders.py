@@ -19,7 +19,7 @@ def test_encoders_agree_in_both_precisions(kind):
         b.assign(a)
     assert len({v.name for v in exact.variables}) == len(exact.variables)
     difference = np.abs(fast(frames) - features).max() / np.abs(features).max()
-    assert fast(frames).dtype == tf.float32 and difference < 0.05
+    assert fast(frames).dtype == tf.float32 and 1e-4 < difference < 0.05
     sizes = {"small": 11 * 11 * 32, "nature": 4 * 4 * 64, "drq_v2": 25 * 25 * 32, "impala": 2048}
     assert features.shape == (2, sizes[kind])
 
@@ -74,29 +74,20 @@ def test_impala_is_three_sections_of_two_residual_blocks():
     np.testing.assert_allclose(features, tf.reshape(x, [2, -1]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["small", "impala"])
-def test_frames_are_scaled_to_half_around_zero(kind):
+def test_frames_are_scaled_to_half_around_zero():
     frames = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 9), dtype=np.uint8)
-    encoder = make_encoder(kind, tf.float32, "encoder")
+    encoder = make_encoder("small", tf.float32, "encoder")
     features = encoder(tf.constant(frames))
     # An actor's frames are uint8, a learner's have the encoder's dtype.
     np.testing.assert_allclose(encoder(tf.constant(frames, tf.float32)), features)
     scaled = tf.constant(frames / 255 - 0.5, tf.float32)
     weights = {variable.name: variable for variable in encoder.variables}
-    if kind == "small":
-        first = weights["encoder/block_0/w:0"]
-        expected = tf.nn.conv2d(scaled, first, 2, "VALID")
-        for i, stride in ((1, 2), (2, 1), (3, 1)):
-            w = weights[f"encoder/block_{i}/w:0"]
-            expected = tf.nn.conv2d(tf.nn.relu(expected), w, stride, "VALID")
-        expected = tf.nn.relu(expected)
-        np.testing.assert_allclose(features, tf.reshape(expected, [2, -1]), atol=1e-5)
-    else:
-        # Zero padding is the middle of the frames' range.
-        first = weights["encoder/block_0/first/w:0"]
-        expected = tf.nn.conv2d(scaled, first, 1, "SAME")
-        found = encoder._blocks[0]._first(tf.constant(frames - 127.5, tf.float32))
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    expected = tf.nn.conv2d(scaled, weights["encoder/block_0/w:0"], 2, "VALID")
+    for i, stride in ((1, 2), (2, 1), (3, 1)):
+        w = weights[f"encoder/block_{i}/w:0"]
+        expected = tf.nn.conv2d(tf.nn.relu(expected), w, stride, "VALID")
+    expected = tf.nn.relu(expected)
+    np.testing.assert_allclose(features, tf.reshape(expected, [2, -1]), atol=1e-5)
 
 
 def own_encoder(dtype, name):
@@ -116,7 +107,6 @@ def test_an_encoder_by_import_path():
     ("kind", "message"),
     [
         ("tiny", "--agent.encoder: expected small, nature, .* or package.module:name, got 'tiny'"),
-        ("no_such_package.encoders:make", "no module 'no_such_package' was found"),
         ("./encoders.py:make", "was found .*; name it as in an import, package.module, not by"),
         ("agents.networks.encoders:tiny", "encoders.py has no 'tiny'"),
         ("agents.networks.encoders:_IMPALA_FILTERS", r"no function: \(16, 32, 32\)"),

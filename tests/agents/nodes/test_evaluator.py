@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from contextlib import nullcontext
 
 import dm_env
 import numpy as np
@@ -177,9 +176,9 @@ def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
     assert read_metrics(tmp_path, "evaluator")["environment_steps"].tolist() == [105, 500]
 
 
-@pytest.mark.parametrize(("end", "later"), [(500, 600), (550, 600)])
-def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypatch, end, later):
+def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypatch):
     """The last checkpoint is saved before the last evaluation."""
+    end, later = 550, 600
     counter = Counter(tmp_path, total_steps=end, restored=None)
     learner = Learner(counter)
     counter.lease(0, end, 0.0, [])
@@ -219,19 +218,6 @@ def test_an_evaluation_of_a_lost_future_is_made_again(tmp_path):
     assert read_metrics(tmp_path, "evaluator")["environment_steps"].size == 0
 
 
-def test_a_best_policy_of_a_lost_future_does_not_count(tmp_path):
-    counter = Counter(tmp_path, total_steps=900, restored=None)
-    counter.lease(0, 500, 0.0, [])
-    record(counter, 500, 5.0)
-    snapshot = counter.snapshot()
-    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
-    record(counter, 600, 4.0)
-    assert best_return(tmp_path) == 5.0
-    counter = Counter(tmp_path, total_steps=900, restored=None)  # There was no checkpoint.
-    record(counter, 400, 4.0)
-    assert best_return(tmp_path) == 4.0
-
-
 def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_there_was(tmp_path):
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 250, 0.0, [])
@@ -245,8 +231,7 @@ def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_th
     assert best_return(tmp_path) == 5.0
 
 
-@pytest.mark.parametrize("is_stopped_again", [False, True])
-def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path, is_stopped_again):
+def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path):
     """Not even when the run has since passed the step at which it was saved."""
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 250, 0.0, [])
@@ -255,9 +240,8 @@ def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path, is_stopped_again
     record(counter, 300, 9.0)
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
     record(counter, 300, 1.0)
-    if is_stopped_again:
-        counter.lease(0, 100, 0.0, [])
-        counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    counter.lease(0, 100, 0.0, [])
+    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
     record(counter, 400, 5.0)
     assert best_return(tmp_path) == 5.0
 
@@ -290,27 +274,19 @@ def test_a_continued_run_knows_the_bias_of_q(tmp_path):
     counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
     record(counter, 100, 5.0, discounted_return=3.0)
     assert read_metrics(tmp_path, "evaluator")["q_bias"].tolist() == [-1.0]
-
-
-def test_values_that_are_no_returns_have_no_bias(tmp_path):
-    """Such as SAC's, even in a run that called them q_mean before it was continued."""
-    counter = Counter(tmp_path, total_steps=900, restored=None)
-    counter.report_learner(7, 0.0, {"q_mean": 2.0})
-    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    # Values that are no returns, such as SAC's, have no bias.
     counter.report_learner(8, 0.0, {"soft_q_mean": 2.0})
-    record(counter, 100, 5.0, discounted_return=3.0)
-    assert "q_bias" not in read_metrics(tmp_path, "evaluator")
+    record(counter, 200, 5.0, discounted_return=3.0)
+    assert np.isnan(read_metrics(tmp_path, "evaluator")["q_bias"][-1])
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_each_evaluation_closes_its_environment(tmp_path, stops, monkeypatch, fails):
+def test_an_evaluation_that_fails_closes_its_environment(tmp_path, stops, monkeypatch):
     closed = []
     monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
-    if fails:
-        monkeypatch.setattr(TargetMatching, "step", lambda *_: 1 / 0)
+    monkeypatch.setattr(TargetMatching, "step", lambda *_: 1 / 0)
     counter = Counter(tmp_path, total_steps=500, restored=None)
     node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
-    with pytest.raises(Exception, match="division by zero") if fails else nullcontext():
+    with pytest.raises(ZeroDivisionError):
         node.evaluate(300, 1)
     assert len(closed) == 1
 

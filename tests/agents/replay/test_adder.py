@@ -7,12 +7,11 @@ import dm_env
 import numpy as np
 import pytest
 import reverb
-import tensorflow as tf
 from acme import specs
 
 import environments
 from agents.replay.adder import NStepTransitionAdder, n_step_return
-from agents.replay.table import TABLE, LearnerDemand, make_input_fn
+from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from tests.agents.fixed_samples import make_spec
 from tests.agents.replay.queue_table import make_table
@@ -172,19 +171,6 @@ def test_the_return_of_a_real_environment_is_the_one_on_paper():
     server.stop()
 
 
-def test_a_step_of_another_shape_is_named(server, layout):
-    adder = make_adder(server, layout)
-    with pytest.raises(ValueError, match=r"observation of shape \(2,\) and dtype float32.*\(3,\)"):
-        adder.add_first(dm_env.restart(np.zeros(3, np.float32)))
-    with pytest.raises(ValueError, match="float64"):
-        adder.add_first(dm_env.restart(np.zeros(2, np.float64)))
-    adder.add_first(dm_env.restart(observation(0)))
-    with pytest.raises(ValueError, match=r"action of shape \(1,\)"):
-        adder.add(np.zeros(2, np.float32), dm_env.transition(1.0, observation(1)))
-    with pytest.raises(ValueError, match=r"observation of shape \(2,\)"):
-        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, np.zeros(3, np.float32)))
-
-
 @pytest.fixture
 def full(layout):
     """A server whose table takes no more than eight items before some are sampled."""
@@ -211,12 +197,6 @@ def test_the_last_rows_are_confirmed_however_late(full, layout):
     learner.join()
     assert inserted(client) == 20
     adder.close()
-
-
-def test_one_row_that_the_table_does_not_hold_is_not_finished(full, layout):
-    adder = make_adder(full, layout, max_in_flight=32)
-    play(adder, rewards=[1.0] * 9, last_discount=0.0)
-    assert not adder.finish(0.1)
 
 
 def test_a_full_limiter_is_waited_for_aloud(full, layout):
@@ -259,15 +239,3 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
     assert set(held_back) == {18, 34}  # Step t completes row t - 2.
     assert 0.4 * len(held_back) < adder.seconds_waited < 120
     adder.close()
-
-
-def test_the_reading_end_gives_what_the_writing_end_wrote(server, layout):
-    adder = make_adder(server, layout, n_step=1)
-    play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=0.0)
-    adder.flush()
-    input_fn = make_input_fn([f"localhost:{server.port}"], layout, LearnerDemand(4, 1, 1))
-    sample = next(iter(input_fn(None)))
-    order = np.argsort(sample.transition.reward)
-    np.testing.assert_array_equal(tf.gather(sample.transition.reward, order), [1, 2, 3, 4])
-    np.testing.assert_array_equal(sample.transition.observation[:, 0].numpy()[order], [0, 1, 2, 3])
-    assert sample.keys.dtype == tf.uint64 and len(set(sample.keys.numpy().tolist())) == 4

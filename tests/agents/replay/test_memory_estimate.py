@@ -94,7 +94,7 @@ def test_an_item_of_several_transitions_is_shared():
     assert sizes[0] - sizes[1] == pytest.approx(1315, rel=0.05)
 
 
-@pytest.mark.parametrize(("actions", "length"), [(1, 1), (1, 8), (5, 1), (5, 8), (12, 8)])
+@pytest.mark.parametrize(("actions", "length"), [(1, 8), (5, 1), (12, 8)])
 def test_an_episode_has_a_whole_frame_and_repeated_ones(actions, length):
     size = estimated(Scenes((64,) * (actions + 1)), length=length)
     rows, items = max(actions, length), math.ceil(actions / length)
@@ -113,10 +113,6 @@ def test_what_does_not_fit_is_told_with_the_size_that_would():
     told = "10.0 GB of free memory, got 10.0 GB for 10 transitions, 1,000,000,000 bytes each (as gu"
     assert told in size.excess(9.99e9)
     assert size.excess(9.99e9).endswith("max-size below 9")
-
-
-def test_the_free_memory_is_that_of_this_machine():
-    assert 1e6 < available_memory() < 1e15
 
 
 def test_cached_files_of_a_container_are_free_memory(tmp_path):

