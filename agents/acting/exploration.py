@@ -18,24 +18,7 @@ from agents.registry import find_part
 from rl_replicator.errors import ConfigError
 
 Exploration = Callable[[np.ndarray], np.ndarray]
-
-
-class LinearSchedule:
-    """Changes linearly from one value to another and then stays constant."""
-
-    def __init__(self, start: float, end: float, steps: int):
-        """Stores the schedule.
-
-        Args:
-          start: value at step 0.
-          end: value from step `steps` on.
-          steps: the number of steps, at least 1.
-        """
-        self._start, self._end, self._steps = start, end, steps
-
-    def __call__(self, step: int) -> float:
-        """Returns the value at a step."""
-        return self._start + min(step / self._steps, 1.0) * (self._end - self._start)
+_NUM_PROCESSES = 10  # Of pink noise.
 
 
 class RandomActions:
@@ -71,83 +54,47 @@ class RandomActions:
         self._memory.pop(self._KEY, None)
 
 
-class GaussianNoise:
-    """Adds independent Gaussian noise to every action dimension."""
-
-    def __init__(self, sigma: Callable[[], float], random: np.random.Generator):
-        """Stores the source of noise.
-
-        Args:
-          sigma: returns the current standard deviation, in units of actions in [-1, 1].
-          random: generator of the noise.
-        """
-        self._sigma = sigma
-        self._random = random
-
-    def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Returns a noisy action: [A] float32 -> [A] float32."""
-        noise = self._random.standard_normal(action.shape, np.float32)
-        return action + np.float32(self._sigma()) * noise
-
-
-class PinkNoise:
-    """Adds Gaussian noise that is correlated over time, to every action dimension independently.
-
-    Its spectrum falls like 1/f, like that of the noise of Eberhard et al. 2023 ("Pink Noise Is All
-    You Need", ICLR): it keeps a direction long enough to meet rare rewards, and still changes fast.
-    It is a sum of first-order autoregressive processes of equal variance, whose time constants are
-    1, 2, 4, ... 512 actions.
-    """
-
-    _NUM_PROCESSES = 10
-
-    def __init__(
-        self,
-        sigma: Callable[[], float],
-        random: np.random.Generator,
-        memory: dict[str, np.ndarray],
-    ):
-        """Stores the source of noise.
-
-        Args:
-          sigma: returns the current standard deviation, in units of actions in [-1, 1].
-          random: generator of the noise.
-          memory: keeps the processes: "pink" -> [10, A] float32. Drawn anew if missing.
-        """
-        self._sigma = sigma
-        self._random = random
-        self._memory = memory
-        constants = 2.0 ** np.arange(self._NUM_PROCESSES)[:, None]  # In actions.
-        self._decay = np.exp(-1 / constants).astype(np.float32)
-        self._innovation = np.sqrt(1 - self._decay**2)
-        self._scale = np.float32(self._NUM_PROCESSES**-0.5)
-
-    def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Returns a noisy action: [A] float32 -> [A] float32."""
-        shape = (self._NUM_PROCESSES, *action.shape)
-        draws = self._random.standard_normal(shape, np.float32)
-        processes = self._memory.get("pink")
-        if processes is None:
-            processes = draws
-        else:
-            processes = self._decay * processes + self._innovation * draws
-        self._memory["pink"] = processes
-        return action + np.float32(self._sigma()) * self._scale * processes.sum(axis=0)
-
-
-def gaussian(config: NoiseSettings, context: ExplorationContext) -> GaussianNoise:
+def gaussian(config: NoiseSettings, context: ExplorationContext) -> Exploration:
     """Gaussian noise, independent from action to action; see `make_sigma`.
 
     Args:
       config: settings of the agent.
       context: the context of one environment.
     """
-    return GaussianNoise(make_sigma(config, context), context.random)
+    sigma, random = make_sigma(config, context), context.random
+
+    def explore(action: np.ndarray) -> np.ndarray:
+        noise = random.standard_normal(action.shape, np.float32)
+        return action + np.float32(sigma()) * noise
+
+    return explore
 
 
-def pink(config: NoiseSettings, context: ExplorationContext) -> PinkNoise:
-    """Gaussian noise that is correlated over time; see `gaussian` for the arguments."""
-    return PinkNoise(make_sigma(config, context), context.random, context.memory)
+def pink(config: NoiseSettings, context: ExplorationContext) -> Exploration:
+    """Gaussian noise that is correlated over time, independently in each dimension.
+
+    Its spectrum falls like 1/f, like that of the noise of Eberhard et al. 2023 ("Pink Noise Is All
+    You Need", ICLR): it keeps a direction long enough to meet rare rewards, and still changes fast.
+    It is a sum of first-order autoregressive processes of equal variance, whose time constants are
+    1, 2, 4, ... 512 actions. The memory keeps the processes: "pink" -> [10, A] float32.
+
+    Args:
+      config: settings of the agent.
+      context: the context of one environment.
+    """
+    sigma, random, memory = make_sigma(config, context), context.random, context.memory
+    constants = 2.0 ** np.arange(_NUM_PROCESSES)[:, None]  # In actions.
+    decay = np.exp(-1 / constants).astype(np.float32)
+    innovation = np.sqrt(1 - decay**2)
+    scale = np.float32(_NUM_PROCESSES**-0.5)
+
+    def explore(action: np.ndarray) -> np.ndarray:
+        draws = random.standard_normal((_NUM_PROCESSES, *action.shape), np.float32)
+        before = memory.get("pink")
+        memory["pink"] = now = draws if before is None else decay * before + innovation * draws
+        return action + np.float32(sigma()) * scale * now.sum(axis=0)
+
+    return explore
 
 
 def none(config: NoiseSettings, context: ExplorationContext) -> Exploration:
@@ -171,9 +118,14 @@ def make_sigma(config: NoiseSettings, context: ExplorationContext) -> Callable[[
       A function that returns the current standard deviation.
     """
     start, end = config.exploration_sigma, config.exploration_sigma_end
-    schedule = LinearSchedule(start, start if end is None else end, config.exploration_steps)
+    change = 0.0 if end is None else end - start
     factor = config.exploration_spread ** (2 * context.rank - 1)
-    return lambda: factor * schedule(context.environment_steps())
+
+    def sigma() -> float:
+        progress = min(context.environment_steps() / config.exploration_steps, 1.0)
+        return factor * (start + progress * change)
+
+    return sigma
 
 
 EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}

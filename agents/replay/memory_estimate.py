@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import dm_env
 import numpy as np
@@ -58,17 +58,6 @@ class MemoryEstimate:
         )
 
 
-class _Episode(NamedTuple):
-    """Frames [T + 1, H, W, C] of an episode of T actions, and whether it has ended."""
-
-    frames: np.ndarray
-    is_complete: bool
-
-    @property
-    def num_actions(self) -> int:
-        return len(self.frames) - 1
-
-
 def estimate(
     environment: dm_env.Environment, inserts: int, max_size: int, layout: FrameLayout
 ) -> MemoryEstimate:
@@ -87,17 +76,18 @@ def estimate(
     """
     length = layout.transitions_per_item
     actions = num_bytes = items = 0.0
-    for episode in _play(environment, np.random.default_rng(0)):
-        steps = episode.num_actions
-        differences = episode.frames - episode.frames[0]
-        columns, rows = [differences[1:]], float(steps)
+    for frames, is_complete in _play(environment, np.random.default_rng(0)):
+        steps = len(frames) - 1
+        differences = frames - frames[0]
+        columns, rows, own_items = [differences[1:]], float(steps), steps / length
         # What every episode stores once is left out for an unfinished one, whose length is unknown.
-        if episode.is_complete:
-            columns = [episode.frames[:1], _column(differences, layout)]
-            rows = max(steps, length)
-            items += math.ceil(steps / length)
-        else:
-            items += steps / length
+        if is_complete:
+            rows, own_items = max(steps, length), math.ceil(steps / length)
+            # As `FrameWriter` stores them.
+            padding = (layout.stack - 1, layout.n_step - 1 + max(0, length - steps))
+            padded = np.pad(differences, (padding, (0, 0), (0, 0), (0, 0)), mode="edge")
+            columns = [frames[:1], padded]
+        items += own_items
         actions += steps
         num_bytes += rows * _BYTES_PER_TRANSITION
         num_bytes += sum(_compressed(column, layout.chunk_length) for column in columns)
@@ -107,13 +97,6 @@ def estimate(
     ratio = math.prod(layout.frame_shape) / bytes_each
     basis = f"{ratio:.1f} : 1 as measured on {actions:.0f} frames of random actions"
     return MemoryEstimate(transitions, bytes_each, basis)
-
-
-def _column(differences: np.ndarray, layout: FrameLayout) -> np.ndarray:
-    """Returns the differences of a whole episode as `FrameWriter` stores them."""
-    before = layout.stack - 1
-    after = layout.n_step - 1 + max(0, layout.transitions_per_item - (len(differences) - 1))
-    return np.pad(differences, ((before, after), (0, 0), (0, 0), (0, 0)), mode="edge")
 
 
 def _compressed(frames: np.ndarray, chunk_length: int) -> int:
@@ -126,20 +109,25 @@ def _compressed(frames: np.ndarray, chunk_length: int) -> int:
     )
 
 
-def _play(environment: dm_env.Environment, random: np.random.Generator) -> list[_Episode]:
-    """Plays `_FRAMES` random actions; returns the episodes, of which the last may be incomplete."""
+def _play(
+    environment: dm_env.Environment, random: np.random.Generator
+) -> Iterator[tuple[np.ndarray, bool]]:
+    """Plays `_FRAMES` random actions.
+
+    Yields:
+      The frames [T + 1, H, W, C] of an episode of T actions, and whether it has ended.
+    """
     shape = environment.action_spec().shape
-    episodes: list[_Episode] = []
     timestep = environment.reset()
     frames = [timestep.observation]
     for _ in range(_FRAMES):
         if timestep.last():
-            episodes.append(_Episode(np.stack(frames), True))
+            yield np.stack(frames), True
             timestep = environment.reset()
             frames = [timestep.observation]
         timestep = environment.step(random.uniform(-1, 1, shape).astype(np.float32))
         frames.append(timestep.observation)
-    return [*episodes, _Episode(np.stack(frames), timestep.last())]
+    yield np.stack(frames), timestep.last()
 
 
 def available_memory(group: Path = Path("/sys/fs/cgroup")) -> float:

@@ -1,5 +1,6 @@
 """Writes priorities back to the table without making the learner wait."""
 
+import logging
 import queue
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from agents.replay.transitions import TABLE
 
+_LOG = logging.getLogger("agents")
 # Calls of the learner whose priorities may be queued before the oldest are dropped.
 _MAX_QUEUED_CALLS = 8
 
@@ -133,3 +135,5 @@ class PriorityWriter:
         except queue.Full:
             return
         self._thread.join(timeout)
+        if self._error is not None:  # No `write` will raise it.
+            _LOG.warning("the last priorities were not written to the replay: %s", self._error)

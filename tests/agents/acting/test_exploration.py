@@ -3,21 +3,10 @@
 import numpy as np
 import pytest
 
-from agents.acting.exploration import GaussianNoise, LinearSchedule, make_exploration, with_range
+from agents.acting.exploration import make_exploration, with_range
 from agents.agent import ExplorationContext
 from agents.config import NoiseSettings
 from rl_replicator.errors import ConfigError
-
-
-def test_noise_falls_linearly_and_then_no_further():
-    schedule = LinearSchedule(1.0, 0.1, 100)
-    np.testing.assert_allclose([schedule(s) for s in (0, 50, 100, 500)], [1.0, 0.55, 0.1, 0.1])
-    steps = 0
-    noise = GaussianNoise(lambda: LinearSchedule(0.2, 0.0, 10)(steps), np.random.default_rng(0))
-    draws = np.concatenate([noise(np.zeros(1000, np.float32)) for _ in range(3)])
-    assert draws.dtype == np.float32 and abs(draws.std() - 0.2) < 0.01
-    steps = 10
-    assert not noise(np.zeros(3, np.float32)).any()
 
 
 def context(seed=0, **changes):
@@ -208,7 +197,7 @@ def test_environments_explore_on_a_ladder_around_the_configured_noise():
         noise = make_exploration(config, context(rank=rank, environment_steps=lambda: steps))
         return noise(zeros).std()
 
-    for steps, sigma in ((0, 0.04), (10, 0.08)):
+    for steps, sigma in ((0, 0.04), (5, 0.06), (10, 0.08), (500, 0.08)):
         deviations = [deviation(rank, steps) for rank in (0.0, 0.25, 0.5, 0.75, 1.0)]
         expected = sigma * 2.0 ** np.array([-1, -0.5, 0, 0.5, 1])
         np.testing.assert_allclose(deviations, expected, rtol=0.02)

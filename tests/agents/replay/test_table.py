@@ -158,7 +158,7 @@ def test_a_full_queue_drops_its_oldest_batch(monkeypatch):
     assert written == [0, 4, 5, 6, 7, 8, 9, 10, 11] and writer.num_dropped_batches == 3
 
 
-def test_an_error_of_the_table_reaches_the_learner():
+def test_an_error_of_the_table_reaches_the_learner(caplog):
     other = reverb.Table.queue("other", max_size=1)
     server = reverb.Server([other])
     writer = PriorityWriter([f"localhost:{server.port}"])
@@ -168,5 +168,8 @@ def test_an_error_of_the_table_reaches_the_learner():
             writer.write([(np.zeros(1, np.uint64), np.ones(1, np.float32))])
             time.sleep(0.01)
     assert TABLE in str(error.value.__cause__)
-    writer.close()
+    writer = PriorityWriter([f"localhost:{server.port}"])
+    writer.write([(np.zeros(1, np.uint64), np.ones(1, np.float32))])
+    writer.close()  # No further `write` could raise the error.
+    assert "the last priorities were not written to the replay: " in caplog.text
     server.stop()
