@@ -106,10 +106,6 @@ class TimedActor:
         """Calls the actor's method."""
         self._actor.update()
 
-    def stateful_random_op(self) -> str | None:
-        """Calls the actor's method."""
-        return self._actor.stateful_random_op()
-
 
 class TimeSplit:
     """Adds up the time of all nodes of each kind."""
