@@ -128,7 +128,7 @@ def ordinary_tensorflow(monkeypatch):
     [
         (
             NoisyStep,
-            r"a step whose random .* found RandomStandardNormal \(.*; use agents.l",
+            r"a step whose random .* found RandomStandardNormal \(.*; use rl_repl",
         ),
         (NoisyPolicy, r"a policy whose random .* found RandomStandardNormal .*; draw them in m"),
     ],
