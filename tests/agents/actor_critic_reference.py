@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from tests.agents import fixed_samples
 from tests.agents.d4pg.numpy_step import Adam, gradient, mlp
-from tests.agents.learner_checks import check_augmentation, check_metrics, check_start
+from tests.agents.learner_checks import RecordedSeeds, check_metrics, check_start
 
 __all__ = ["Adam", "gradient", "importance", "mlp", "names", "norm", "twin", "update_targets"]
 
@@ -37,6 +37,7 @@ def check_training(
     """
     tf.random.set_seed(1)  # The module draws the key of its noise.
     replicator = rr.make(replicator_name)
+    agent.observations.augment = seeds = RecordedSeeds()
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)
     check_start(module)
@@ -77,17 +78,7 @@ def check_training(
             np.testing.assert_allclose(array, new, rtol=rtol, atol=atol, err_msg=message)
             # Rules out that two arrays agree only because no step changed them.
             assert (np.abs(new - before[path]).max() > 5e-4) == is_due(path, number), message
-
-
-def check_augmentation_of(agent, monkeypatch):
-    """Checks the seeds of an agent's augmentation; see `check_augmentation`."""
-
-    def make_module(replicator, augment):
-        monkeypatch.setattr(agent.observations, "augment", augment)
-        with replicator.scope():
-            return agent.make_module(replicator, total_steps=STEPS)
-
-    check_augmentation(make_module)
+    seeds.check(STEPS, replicator.num_replicas)
 
 
 def norm(gradients):

@@ -1,13 +1,10 @@
 """Checks that the learner's module of every actor-critic agent must pass, besides its maths."""
 
+import collections
+
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
-
-import rl_replicator as rr
-from tests.agents.fixed_samples import make_samples
-
-_BATCH, _STEPS = 8, 3
 
 
 def check_start(module):
@@ -31,37 +28,23 @@ def check_start(module):
     assert module.num_steps.ref() not in trained
 
 
-def check_augmentation(make_module):
-    """Asserts that every augmentation has its own seed.
+class RecordedSeeds:
+    """An augmentation that changes nothing, and records its seeds."""
 
-    No two runs, no two steps and not even the two observations of a step share a seed; all replicas
-    of a step do.
+    def __init__(self):
+        self._seeds = []
 
-    Args:
-      make_module: (replicator, augment) -> the learner's module.
-    """
-    seeds = []
-
-    def augment(observations, seed):
-        tf.numpy_function(lambda seed: seeds.append(tuple(seed)), [seed], [])
+    def __call__(self, observations, seed):
+        tf.numpy_function(lambda seed: self._seeds.append(tuple(seed)), [seed], [])
         return observations
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(_BATCH)
-        samples = make_samples(_STEPS * _BATCH, min_reward=-3.0)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+    def check(self, num_steps, num_replicas):
+        """Asserts that each augmentation had its own seed: of two in a step, the same on replicas.
 
-    drawn = []
-    for run in (1, 2):
-        tf.random.set_seed(run)
-        replicator = rr.make("multi_device:2")
-        module = make_module(replicator, augment)
-        pairs = [(step, stream) for step in range(_STEPS) for stream in (0, 1)]
-        drawn.append([tuple(module.step_seed(*pair).numpy()) for pair in pairs])
-        if run == 1:  # Tracing takes seconds: the seeds suffice for the second run.
-            replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), _STEPS)()
-    assert sorted(seeds) == sorted(2 * drawn[0])
-    assert len({*drawn[0], *drawn[1]}) == 2 * 2 * _STEPS
+        tests/rl_replicator/collectives/test_randomness.py compares runs.
+        """
+        counts = collections.Counter(self._seeds)
+        assert len(counts) == 2 * num_steps and set(counts.values()) == {num_replicas}
 
 
 def check_metrics(output):

@@ -21,7 +21,7 @@ from agents.networks.mlp import CriticTorso
 from agents.replay.config import ReplayConfig
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 from tests.agents.fixed_samples import ACTION, OBSERVATION, make_samples
-from tests.agents.learner_checks import check_augmentation, check_metrics, check_start
+from tests.agents.learner_checks import RecordedSeeds, check_metrics, check_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 
@@ -76,7 +76,7 @@ def make_networks(prefix, make_encoder):
     return networks
 
 
-def make_module(config, replicator, make_encoder, augment=lambda observations, seed: observations):
+def make_module(config, replicator, make_encoder, augment):
     """A learner before its first step."""
     with replicator.scope():
         online, target = make_networks("", make_encoder), make_networks("target_", make_encoder)
@@ -143,7 +143,8 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
     monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
     replicator = rr.make(replicator_name)
-    module = make_module(config, replicator, make_encoder)
+    seeds = RecordedSeeds()
+    module = make_module(config, replicator, make_encoder, seeds)
     check_start(module)
     draw_weights(module)
     reference = NumpyD4PG(settings_of(config, free_preactivation), weights_of(module))
@@ -186,11 +187,6 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
         ).tolist()
         clipped["critic"].append(outcome.gradient_norms[0] > config.max_gradient_norm)
         clipped["policy"].append(outcome.gradient_norms[1] > config.max_gradient_norm)
+    seeds.check(STEPS, replicator.num_replicas)
     # Norms lie on both sides of each limit; otherwise, the limits would not be tested.
     assert set(clipped["action"]) == {True, False} == {*clipped["critic"], *clipped["policy"]}
-
-
-def test_every_augmentation_draws_from_a_seed_of_its_own():
-    check_augmentation(
-        lambda replicator, augment: make_module(CONFIG, replicator, IdentityEncoder, augment)
-    )

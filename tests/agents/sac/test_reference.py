@@ -125,7 +125,3 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
         rtol=5e-4,
         atol=1e-4,
     )
-
-
-def test_every_augmentation_draws_from_a_seed_of_its_own(monkeypatch):
-    reference.check_augmentation_of(SAC(CONFIG, SPEC), monkeypatch)

@@ -112,7 +112,3 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
         rtol=2e-4,
         atol=3e-5,
     )
-
-
-def test_every_augmentation_draws_from_a_seed_of_its_own(monkeypatch):
-    reference.check_augmentation_of(TD3(CONFIG, SPEC), monkeypatch)
