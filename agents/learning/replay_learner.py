@@ -259,26 +259,22 @@ def _metrics_of(output: Any) -> dict[str, tf.Tensor]:
             "expected step_fn to return StepOutput(keys, priorities, metrics), got "
             f"{type(output).__name__}; import it from agents.learning.replay_learner"
         )
-    if not isinstance(output.metrics, Mapping):
-        raise _no_scalars(type(output.metrics).__name__)
-    metrics: dict[str, tf.Tensor] = {}
-    wrong: dict[str, Any] = {}
-    for name, value in output.metrics.items():
-        try:
-            metrics[name] = tf.convert_to_tensor(value)
-        except (TypeError, ValueError):
-            wrong[name] = type(value).__name__
-        else:
-            if metrics[name].shape.rank:
-                wrong[name] = tuple(metrics[name].shape)
+    try:
+        metrics = {name: tf.cast(value, tf.float32) for name, value in output.metrics.items()}
+        wrong: Any = {name: tuple(x.shape) for name, x in metrics.items() if x.shape.rank}
+    except (AttributeError, TypeError, ValueError):
+        wrong = repr(output.metrics)
     if wrong:
-        raise _no_scalars(wrong)
+        raise ConfigError(
+            "expected step_fn to return metrics that are scalars by name, such as {'loss': loss}, "
+            f"got {wrong}; return a dictionary of means over the batch"
+        )
     if _DROPPED_BATCHES in metrics:
         raise ConfigError(
             f"expected metrics with other names than {_DROPPED_BATCHES}, which every learner with "
             "priorities has, got one of this name; rename it"
         )
-    return {name: tf.cast(x, tf.float32) for name, x in metrics.items()}
+    return metrics
 
 
 @tf.autograph.experimental.do_not_convert
@@ -313,10 +309,3 @@ def _check_counts(num_steps: tf.Variable, assigned: Sequence[tf.Variable]) -> No
             "expected step_fn to increment num_steps, which it does not change; call "
             "self.num_steps.assign_add(1) in it"
         )
-
-
-def _no_scalars(found: Any) -> ConfigError:
-    return ConfigError(
-        "expected step_fn to return metrics that are scalars by name, such as {'loss': loss}, got "
-        f"{found}; return a dictionary of means over the batch"
-    )

@@ -27,7 +27,6 @@ _BIAS = 0.5
 _FAILED_SOME, _FAILED_ALL = 0.1, 0.9
 # Lowest effective share of a batch that importance weights may leave.
 _EFFECTIVE_SHARE = 0.2
-_INVERTING = "inverting"
 _ABSENT = object()
 
 
@@ -136,67 +135,55 @@ def _value(options: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _remedy(verb: str, options: str) -> str:
-    return f"; {verb} {options}" if options else ""
-
-
 def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterator[str]:
     """Yields the causes that the figures point to, the most telling one first."""
-    for side, option, direction in (("high", "value-max", "raise"), ("low", "value-min", "lower")):
+
+    def cause(found: str, remedy: str, *names: str) -> str:
+        named = known(options, *names)
+        return f"{found}; {remedy} {named}" if named else found
+
+    for side, edge, option, remedy in (
+        ("high", "upper", "--agent.value-max", "raise"),
+        ("low", "lower", "--agent.value-min", "lower"),
+    ):
         # If the option is not set, the edge is the bound that follows from the rewards: no return
         # lies beyond it.
-        is_chosen = _value(options, f"--agent.{option}") is not None
         mass = figures.get(f"value_edge_mass_{side}", 0.0)
-        if is_chosen and mass > _EDGE_MASS:
-            edge = "upper" if side == "high" else "lower"
-            yield (
-                f"value support too small: {mass:.0%} of the mass on its {edge} edge"
-                f"{_remedy(direction, known(options, f'--agent.{option}'))}"
-            )
-    more = known(options, "--agent.exploration-sigma", "--actors")
-    more = f" ({more})" if more else ""
+        if mass > _EDGE_MASS and _value(options, option) is not None:
+            found = f"value support too small: {mass:.0%} of the mass on its {edge} edge"
+            yield cause(found, remedy, option)
     failed = figures.get("failed_share", 0.0)
+    more = ("--agent.exploration-sigma", "--actors")
     if failed >= _FAILED_ALL:
-        yield (
-            f"{failed:.0%} of the evaluation episodes found almost no reward; explore more{more} "
-            "or train for longer"
-        )
+        found = f"{failed:.0%} of the evaluation episodes found almost no reward"
+        yield cause(found, "train for longer, or explore more with", *more)
     elif failed > _FAILED_SOME:
-        layers = known(options, "--agent.policy-layers")
-        yield (
-            f"{failed:.0%} of the evaluation episodes failed while others reached "
-            f"{number(figures['episode_return_max'])}: some starts were never learned; explore "
-            f"more from them{more}{f', or enlarge {layers}' if layers else ''}"
+        best = number(figures["episode_return_max"])
+        found = f"{failed:.0%} of the evaluation episodes failed while others reached {best}"
+        remedy = (
+            "some starts were never learned: explore more from them, or enlarge the policy, with"
         )
+        yield cause(found, remedy, *more, "--agent.policy-layers")
     saturation = figures.get("action_saturation", 0.0)
     if saturation > _SATURATION:
-        squash = known(options, "--agent.squash-gradient")
-        if squash and _value(options, squash) == _INVERTING:
-            squash = ""
-        penalty = known(options, "--agent.preactivation-penalty")
-        remedies = [f"raise {penalty}"] if penalty else []
-        remedies += [f"try {squash} {_INVERTING}"] if squash else []
-        yield (
-            f"{saturation:.0%} of the policy's actions are at their bounds, where tanh passes no "
-            f"gradient{'; ' if remedies else ''}{', or '.join(remedies)}"
-        )
-    rates = known(options, "--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
+        found = f"{saturation:.0%} of the policy's actions are at their bounds"
+        remedy = "tanh passes no gradient there: raise"
+        yield cause(found, remedy, "--agent.preactivation-penalty")
+    rates = ("--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
     bias, seen = figures.get("q_bias"), figures.get("discounted_return")
     if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):
-        word = "over" if bias > 0 else "under"
-        yield (
-            f"Q {word}estimates: it exceeds the discounted returns observed ({number(seen)}) by "
-            f"{'+' if bias > 0 else ''}{number(bias)}{_remedy('lower', rates)}"
+        found = (
+            f"Q {'over' if bias > 0 else 'under'}estimates: it exceeds the discounted returns "
+            f"observed ({number(seen)}) by {'+' if bias > 0 else ''}{number(bias)}"
         )
+        yield cause(found, "lower", *rates)
     dormant = figures.get("dormant_share", 0.0)
     if dormant > _DORMANT:
-        yield f"{dormant:.0%} of the critic's units are dormant{_remedy('lower', rates)}"
+        yield cause(f"{dormant:.0%} of the critic's units are dormant", "lower", *rates)
     effective = figures.get("effective_batch_share", 1.0)
     if effective < _EFFECTIVE_SHARE:
-        exponent = known(options, "--agent.replay.priority-exponent")
-        yield (
-            f"importance weights leave {effective:.0%} of each batch{_remedy('lower', exponent)}"
-        )
+        found = f"importance weights leave {effective:.0%} of each batch"
+        yield cause(found, "lower", "--agent.replay.priority-exponent")
 
 
 # A smaller share of time spent waiting is negligible.

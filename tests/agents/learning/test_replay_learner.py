@@ -297,7 +297,7 @@ class Changed(Summing):
             lambda out: out._replace(metrics={"loss": 1.0, "td": out.priorities}),
             r"\{'td': \(2,\)\}",
         ),
-        (lambda out: out._replace(metrics=out.priorities), "Tensor; return a dictionary"),
+        (lambda out: out._replace(metrics=out.priorities), "Tensor.*; return a dictionary"),
         (lambda out: out.metrics, r"StepOutput\(keys, priorities, metrics\), got dict"),
         (
             lambda out: out._replace(metrics={"dropped_priority_batches": 1.0}),

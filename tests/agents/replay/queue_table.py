@@ -1,7 +1,8 @@
-"""A table for tests that read back what an adder wrote."""
+"""A table for tests that read back what an adder wrote, and an adder."""
 
 import reverb
 
+from agents.replay.adder import NStepTransitionAdder
 from agents.replay.table import TABLE
 
 
@@ -16,3 +17,15 @@ def make_table(layout, rate_limiter=None, max_times_sampled=1):
         max_times_sampled=max_times_sampled,
         signature=layout.signature,
     )
+
+
+def make_adder(server, layout, n_step=1, **changes):
+    """Makes an adder to a server; `changes` replace its other settings."""
+    settings = {
+        "discount": 0.9,
+        "max_in_flight": 0,
+        "initial_priority": 1.0,
+        "on_wait": lambda seconds: None,
+    }
+    client = None if server is None else reverb.Client(f"localhost:{server.port}")
+    return NStepTransitionAdder(client, layout, n_step=n_step, **(settings | changes))

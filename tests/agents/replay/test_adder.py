@@ -10,11 +10,11 @@ import reverb
 from acme import specs
 
 import environments
-from agents.replay.adder import NStepTransitionAdder, n_step_return
+from agents.replay.adder import n_step_return
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from tests.agents.fixed_samples import make_spec
-from tests.agents.replay.queue_table import make_table
+from tests.agents.replay.queue_table import make_adder, make_table
 
 
 def test_n_step_return_by_hand():
@@ -37,17 +37,6 @@ def server(layout):
     server = reverb.Server([make_table(layout)])
     yield server
     server.stop()
-
-
-def make_adder(server, layout, n_step=3, discount=0.9, **options):
-    settings = {"max_in_flight": 0, "initial_priority": 2.5, "on_wait": lambda _: None}
-    return NStepTransitionAdder(
-        reverb.Client(f"localhost:{server.port}"),
-        layout,
-        n_step=n_step,
-        discount=discount,
-        **(settings | options),
-    )
 
 
 def observation(t):
@@ -88,7 +77,7 @@ def wait_for_inserts(client, count):
 
 @pytest.mark.parametrize("last_discount", [0.0, 1.0], ids=["terminated", "truncated"])
 def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount):
-    adder = make_adder(server, layout)
+    adder = make_adder(server, layout, n_step=3, initial_priority=2.5)
     play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=last_discount)
     adder.flush()
     priorities, transition = rows(server, layout, 4)
@@ -109,7 +98,7 @@ def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount
 
 
 def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
-    adder = make_adder(server, layout)
+    adder = make_adder(server, layout, n_step=3, initial_priority=2.5)
     adder.add_first(dm_env.restart(observation(0)))
     for t in range(2):
         adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, observation(t + 1)))
@@ -122,7 +111,7 @@ def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
 
 
 def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_old(server, layout):
-    adder = make_adder(server, layout)
+    adder = make_adder(server, layout, n_step=3, initial_priority=2.5)
     action, step = np.zeros(1, np.float32), dm_env.transition(1.0, observation(1))
     with pytest.raises(ValueError, match="expected add_first before add"):
         adder.add(action, step)
@@ -140,7 +129,7 @@ def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_ol
 
 def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     """Rows are sent in chunks of 8: a message costs several times as much as the row in it."""
-    adder = make_adder(server, layout, max_in_flight=32)
+    adder = make_adder(server, layout, n_step=3, max_in_flight=32)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     client = server.localhost_client()
     wait_for_inserts(client, 16)
@@ -155,7 +144,7 @@ def test_the_return_of_a_real_environment_is_the_one_on_paper():
     environment = environments.make("environments.fakes:chain", seed=0)
     layout = TransitionLayout(specs.make_environment_spec(environment))
     server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, n_step=10, discount=0.9, max_in_flight=0)
+    adder = make_adder(server, layout, n_step=10)
     timestep = environment.reset()
     adder.add_first(timestep)
     for action in np.linspace(-1, 1, 10, dtype=np.float32):
@@ -183,7 +172,7 @@ def full(layout):
 def test_the_last_rows_are_confirmed_however_late(full, layout):
     """The learner samples one second after the last step, not within half a second."""
     waits = []
-    adder = make_adder(full, layout, max_in_flight=32, on_wait=waits.append)
+    adder = make_adder(full, layout, 3, max_in_flight=32, on_wait=waits.append)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     assert not adder.finish(0.1)
     client = full.localhost_client()
@@ -210,7 +199,7 @@ def test_a_full_limiter_is_waited_for_aloud(full, layout):
         if len(waits) == 2:
             raise GiveUp
 
-    adder = make_adder(full, layout, on_wait=on_wait)
+    adder = make_adder(full, layout, 3, on_wait=on_wait)
     with pytest.raises(GiveUp):
         for _ in range(10):
             play(adder, rewards=[1.0] * 8, last_discount=0.0)
@@ -231,7 +220,7 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
         if allowed:  # A slow server may have confirmed nothing yet.
             list(client.sample(TABLE, allowed, emit_timesteps=False))
 
-    adder = make_adder(full, layout, max_in_flight=2, on_wait=on_wait)
+    adder = make_adder(full, layout, 3, max_in_flight=2, on_wait=on_wait)
     assert adder.seconds_waited == 0.0
     adder.add_first(dm_env.restart(observation(0)))
     for step in range(1, 40):

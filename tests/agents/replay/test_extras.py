@@ -8,11 +8,11 @@ import pytest
 import reverb
 from acme import specs
 
-from agents.replay.adder import NStepTransitionAdder
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.table import LearnerDemand, make_input_fn, make_table
 from agents.replay.transitions import TransitionLayout
+from tests.agents.replay.queue_table import make_adder
 
 EXTRAS = {
     "log_prob": specs.Array((), np.float32, "log_prob"),
@@ -37,25 +37,13 @@ def extras_of(t):
     return {"log_prob": np.float32(-t), "state": np.full((2, 2), 10 * t, np.float32)}
 
 
-def make_adder(client, layout, n_step):
-    return NStepTransitionAdder(
-        client,
-        layout,
-        n_step=n_step,
-        discount=0.9,
-        initial_priority=1.0,
-        max_in_flight=0,
-        on_wait=lambda _: None,
-    )
-
-
 @pytest.mark.parametrize("observations", [STATE, FRAME], ids=["state", "frames"])
 def test_a_transition_has_the_extras_of_its_first_action(observations):
     layout = make_layout(observations)
     demand = LearnerDemand(4, 1, 1)
     config = ReplayConfig(min_size=4, samples_per_insert=100.0, priority_exponent=0.0)
     server = reverb.Server([make_table(config, demand, layout)])
-    adder = make_adder(reverb.Client(f"localhost:{server.port}"), layout, 2)
+    adder = make_adder(server, layout, 2)
     blank = np.zeros(observations.shape, observations.dtype)
     adder.add_first(dm_env.restart(blank))
     same = {name: np.zeros(leaf.shape, np.float32) for name, leaf in EXTRAS.items()}

@@ -9,40 +9,17 @@ import pytest
 import reverb
 from acme import specs
 
-from agents.networks.encoders import stacked
-from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.table import LearnerDemand, make_input_fn
-from tests.agents.replay.queue_table import make_table
+from tests.agents.replay.queue_table import make_adder, make_table
 
 SHAPE = (6, 5, 3)
-GAMMA = 0.9
 SPEC = specs.EnvironmentSpec(
     observations=specs.BoundedArray(SHAPE, np.uint8, 0, 255),
     actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
     rewards=specs.Array((), np.float32),
     discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
-
-
-def with_stacks(transition):
-    """Stacks the frames of a batch as a learner does."""
-    return transition._replace(
-        observation=stacked(transition.observation),
-        next_observation=stacked(transition.next_observation),
-    )
-
-
-def make_adder(server, layout, max_in_flight):
-    return NStepTransitionAdder(
-        reverb.Client(f"localhost:{server.port}"),
-        layout,
-        n_step=layout.n_step,
-        discount=GAMMA,
-        initial_priority=1.0,
-        max_in_flight=max_in_flight,
-        on_wait=lambda _: None,
-    )
 
 
 def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
@@ -56,11 +33,9 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
     adder.flush()
     demand = LearnerDemand(1, 1, 1)
     sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
-    got = with_stacks(sample.transition)
-    np.testing.assert_array_equal(got.observation[0], np.concatenate([frames[2]] * 3, -1))
-    np.testing.assert_array_equal(
-        got.next_observation[0], np.concatenate([frames[2], frames[2], frames[3]], -1)
-    )
+    got = sample.transition
+    np.testing.assert_array_equal(got.observation[0], frames[[2, 2, 2]])
+    np.testing.assert_array_equal(got.next_observation[0], frames[[2, 2, 3]])
     assert got.reward[0] == 5.0 and got.discount[0] == 0.0
 
 
@@ -68,7 +43,7 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
 def server_of():
     layout = FrameLayout(SPEC, 3, 3, 4)
     server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, max_in_flight=0)
+    adder = make_adder(server, layout, n_step=3)
     yield layout, server, adder
     server.stop()
 

@@ -162,13 +162,6 @@ def test_only_options_that_the_run_has_are_named(tmp_path, learner, evaluator, o
     assert bool(named) == bool(options) or "action" in line
 
 
-def test_what_is_set_already_is_not_advised(tmp_path):
-    write(tmp_path, STILL, {"action_saturation": 0.92})
-    agent = D4PGConfig(squash_gradient="inverting")
-    (line,) = advice.advise(tmp_path, AgentOptions(env="a:b", agent=agent).plain())
-    assert line.endswith("gradient; raise --agent.preactivation-penalty")
-
-
 STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
 WIDE = {**STATE, "agent": {"precision": "float32", "critic_layers": [512, 256]}}
 NARROW = {**STATE, "agent": {"precision": "float32", "critic_layers": [256, 256]}}
