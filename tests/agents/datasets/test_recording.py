@@ -3,9 +3,6 @@
 import errno
 import os
 import re
-import signal
-import subprocess
-import sys
 import types
 
 import minari
@@ -146,6 +143,7 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
         if seed == 1001:
             (partial,) = (tmp_path / "minari").iterdir()
             assert (partial / "data" / "metadata.json").exists()
+            assert not minari.list_local_datasets()  # If the process is killed now.
             raise BreaksError
         return make(self, seed)
 
@@ -163,32 +161,6 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     with pytest.raises(DiskError, match="cannot write the dataset to .*No space left on device"):
         minari_files.write("fakes/b-v0", episodes(), {})
     assert not [*(tmp_path / "minari" / "fakes").iterdir()]
-
-
-KILLED = """
-import os, signal
-import numpy as np
-from agents.datasets import minari_files, recording
-
-def episodes():
-    ones = np.ones(3, np.float32)
-    yield recording.RecordedEpisode(np.ones((4, 2), np.float32), ones[:, None], ones, ones, 7)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-minari_files.write("fakes/b-v0", episodes(), {})
-"""
-
-
-@pytest.mark.processes
-def test_a_process_that_is_killed_leaves_no_dataset(run_dir, tmp_path):
-    child = subprocess.run([sys.executable, "-c", KILLED], timeout=100, check=False)
-    assert child.returncode == -signal.SIGKILL
-    assert len(list((tmp_path / "minari" / "fakes").glob("*b-v0*"))) == 1
-    assert not minari.list_local_datasets()
-    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "fakes/b-v0"]) == 0
-    assert list(minari.list_local_datasets()) == ["fakes/b-v0"]
-    assert minari.load_dataset("fakes/b-v0").total_steps == 20
-    assert [path.name for path in (tmp_path / "minari" / "fakes").glob("*b-v0*")] == ["b-v0"]
 
 
 def test_bad_input(run_dir, tmp_path, capsys, monkeypatch):

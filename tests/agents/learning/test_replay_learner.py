@@ -84,17 +84,13 @@ def make_learner(name, replicator_name, torso="mlp", **changes):
 
 
 @pytest.mark.slow
-def test_replicas_keep_the_moments_of_the_global_batches():
-    published = []
-    for replicator_name in ("single_device", "multi_device:2"):
-        learner, _ = make_learner("d4pg", replicator_name)
-        learner.step()
-        published.append(learner.get_variables(["encoder", "policy"]))
-        learner.close()
-    one, two = published
-    check_moments(two)
-    for path, array in one.items():
-        np.testing.assert_allclose(two[path], array, rtol=1e-4, atol=1e-5, err_msg=path)
+def test_replicas_publish_the_moments_of_the_global_batches():
+    """tests/conformance/test_agents.py compares all weights with those of one device."""
+    learner, module = make_learner("d4pg", "multi_device:2")
+    assert module.target.encoder is module.online.encoder
+    learner.step()
+    check_moments(learner.get_variables(["encoder"]))
+    learner.close()
 
 
 def check_moments(weights):

@@ -80,11 +80,11 @@ def test_it_learns_to_follow_what_it_sees(finished, tmp_path, capsys):
     assert (tmp_path / "film.gif").stat().st_size > 100
 
 
-def test_it_goes_on_with_two_replicas(finished, capsys):
+def test_it_goes_on(finished, capsys):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
     assert advice.explain(finished, {})
     capsys.readouterr()
-    assert d4pg.command.train(options(finished, steps=1700, replicas="2")) == 0
+    assert d4pg.command.train(options(finished, steps=1700)) == 0
     # The time split of the first part, with other options, is not printed again.
     assert "time of the" not in capsys.readouterr().out
     learner = read_metrics(finished, "learner")["learner_steps"]
@@ -155,9 +155,6 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
 
     # Walker repeats actions twice, cartpole eight times.
     assert identity("--env", "walker:walk")["agent"]["discount"] == pytest.approx(0.97 ** (2 / 8))
-    assert identity("--frame.action-repeat", "4")["agent"]["discount"] == pytest.approx(
-        0.97 ** (4 / 8)
-    )
     train.run(["--run-dir", str(first.path), "--steps", "1700"])
     after = first.config()
     assert after["identity"] == before["identity"]
