@@ -24,8 +24,9 @@ from tensorflow.python.framework import op_callbacks
 
 import rl_replicator as rr
 from docs.examples import keras_learner
-from rl_replicator import errors
+from rl_replicator import checkpoints, errors
 from rl_replicator.backends.multi_worker import channel
+from rl_replicator.checkpoints import parts
 from rl_replicator.learners.loop import Training
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.runs.metrics import read_metrics
@@ -557,6 +558,38 @@ def different_steps(replicator):
         step()
     with pytest.raises(rr.ConfigError, match="same steps in the same order"):
         steps[replicator.process_index]()
+
+
+def is_killed_and_trains_on(replicator):
+    """Under a supervisor, which runs it a second time after the kill."""
+    folder = pathlib.Path(sys.argv[1]).parent
+    model, optimizer, step_fn = make_learner(replicator)
+    regression.set_weights(model)
+    inputs = replicator.make_inputs(batches)
+    step = replicator.replicate(step_fn, inputs, 5)
+    learner = {
+        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
+        "input": parts.InputPart(inputs),
+    }
+    checkpointer = checkpoints.Checkpointer(folder / "checkpoints")
+    resumed = checkpointer.latest()
+    if resumed is not None:
+        checkpointer.restore(learner)
+        assert inputs.position == 10
+    try:
+        while inputs.position < 20:
+            step()
+            if resumed is not None and inputs.position == 15:
+                DETAILS["at"] = time.time()
+            if replicator.is_chief:
+                checkpointer.save(inputs.position, learner)
+            replicator.reduce("mean", 0.0)  # All wait until the checkpoint is written.
+            if resumed is None and inputs.position == 10 and not replicator.is_chief:
+                (folder / "killed").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+    except rr.WorkerLost:  # Ends the process, and does not count as a failure.
+        sys.exit(errors.WORKER_LOST_STATUS)
+    DETAILS["weights"] = [v.numpy().tolist() for v in model.trainable_variables]
 
 
 def wait_for_report(index):

@@ -22,6 +22,7 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
+from agents.replay.frames import FrameLayout
 from agents.replay.transitions import Sample
 from environments.engines import EnvironmentsInTurn
 from environments.fakes import TargetMatching
@@ -75,19 +76,22 @@ def small_config(kind, **changes):
     return dataclasses.replace(config, **(settings | changes))
 
 
-def small_agent(name):
-    """Returns an agent that learns from pixels."""
+def small_agent(name, source):
     command = COMMANDS[name]
+    if source == "state":
+        return command.make_agent(small_config(command.config), STATE)
     return command.make_agent(small_config(command.pixel_config), PIXELS)
 
 
 def make_samples(agent, count):
     """Returns fixed transitions as one `Sample` of [count, ...], as the replay returns them."""
     random = np.random.default_rng(3)
-    shape = (count, agent.layout.stack, *agent.layout.frame_shape)
 
     def observations():
-        return random.integers(0, 256, shape, dtype=np.uint8)
+        if isinstance(agent.layout, FrameLayout):
+            shape = (count, agent.layout.stack, *agent.layout.frame_shape)
+            return random.integers(0, 256, shape, dtype=np.uint8)
+        return random.normal(size=(count, agent.layout.observation_size)).astype(np.float32)
 
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
@@ -131,17 +135,19 @@ def train(agent, replicator_name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("other", ["multi_device:2", "mesh:data=2"])
+@pytest.mark.parametrize(
+    ("other", "source"), [("multi_device:2", "pixels"), ("mesh:data=2", "state")]
+)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_replicas_and_meshes_train_as_one_device_does(name, other, monkeypatch):
+def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monkeypatch):
     """Including shifts and delayed updates; each agent's test_reference.py covers states.
 
     On replicas, also including noise. DTensor draws it separately on each device of a mesh, so it
     is all 0.3 there.
     """
-    if other.startswith("mesh"):
+    if source == "state":
         monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
-    agent = small_agent(name)
+    agent = small_agent(name, source)
     one, many = train(agent, "single_device"), train(agent, other)
     assert len(one) == len(many) > 10
     for index, (a, b) in enumerate(zip(one, many, strict=True)):
@@ -150,7 +156,7 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_restored_learner_goes_on_as_the_saved_one(name, tmp_path):
-    agent = small_agent(name)
+    agent = small_agent(name, "state")
     replicator = rr.make("single_device")
     sample = tf.nest.map_structure(tf.constant, make_samples(agent, BATCH))
     saved, restored = (make_module(agent, replicator, seed) for seed in (5, 6))
@@ -275,7 +281,7 @@ def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_can_be_sent_to_other_processes(name):
-    agent = pickle.loads(pickle.dumps(small_agent(name)))
+    agent = pickle.loads(pickle.dumps(small_agent(name, "pixels")))
     agent.make_tables(1)
     agent = pickle.loads(pickle.dumps(agent))
-    assert agent.config == small_agent(name).config
+    assert agent.config == small_agent(name, "pixels").config

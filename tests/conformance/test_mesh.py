@@ -150,7 +150,8 @@ def test_one_replica_with_the_global_batch(replicator):
 
 
 def test_variables_and_slots_lie_as_their_layout_says():
-    model, optimizer = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 0)
+    name = "mesh:data=2,model=2@first/w=none,model@first/b=model@second/w=model,none"
+    model, optimizer = train(rr.make(name), Mlp, 0)
     specs = {"first/w": ("none", "model"), "first/b": ("model",), "second/w": ("model", "none")}
     for variable in model.trainable_variables:
         spec = specs.get(variable.name.removeprefix("mlp/").removesuffix(":0"), ("none",))
@@ -284,15 +285,6 @@ def test_layouts_that_cannot_be_followed():
         with pytest.raises(rr.ConfigError, match=match) as error:
             train(rr.MeshReplicator(MESH, layouts), Mlp, 10)
         assert "\n" not in str(error.value)
-
-
-def test_layouts_in_the_name():
-    replicator = rr.make("mesh:data=2,model=2@first/w=none,model@first/b=model@second/w=model,none")
-    model, _ = train(replicator, Mlp, 0)
-    none = dtensor.UNSHARDED
-    assert model.first.w.layout.sharding_specs == [none, "model"]
-    assert model.first.b.layout.sharding_specs == ["model"]
-    assert model.second.w.layout.sharding_specs == ["model", none]
 
 
 def test_meshes_that_cannot_be_made():
@@ -553,10 +545,3 @@ def test_variables_from_elsewhere(replicator):
         lambda x: x, replicator.make_inputs(lambda context: lambda: source + 1)
     )
     assert step().numpy().tolist() == [2, 3]
-
-    def makes_late(x):
-        return tf.Variable(tf.reduce_sum(x), name="late")
-
-    refuses(
-        replicator, "initial value that does not depend on the step for variable 'late'", makes_late
-    )

@@ -17,7 +17,7 @@ import pytest
 
 import rl_replicator as rr
 from rl_replicator.jobs import supervisor
-from tests.conformance import multi_worker_program, restarted_program
+from tests.conformance import multi_worker_program
 from tests.suite import forked
 
 # A group takes 10 to 30 seconds, mostly to import TensorFlow, and many times that on a busy
@@ -238,15 +238,20 @@ for cluster in (None, rr.Cluster.of_workers([address], 0)):
 
 def test_after_a_kill_the_whole_group_trains_on(tmp_path, reference):
     command = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
-    program = [*forked.python(), "-m", restarted_program.__name__, str(tmp_path)]
+    program = [*forked.python(), "-m", multi_worker_program.__name__, str(tmp_path / "report")]
     done = subprocess.run(
-        [*command, *program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
+        [*command, *program, "is_killed_and_trains_on"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "worker 1 failed: ProcessDied: was killed by SIGKILL; restart 1 of 5" in done.stderr
-    killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
-    print(f"\nback to training {resumed - killed:.1f} s after kill -9")
-    assert resumed - killed < 100  # Twelve seconds on an idle machine.
-    weights, _ = reference
-    for got, want in zip(json.loads((tmp_path / "weights").read_text()), weights, strict=True):
+    report, details = json.loads((tmp_path / "report.0").read_text())
+    assert report == {"is_killed_and_trains_on": None}, report
+    seconds = details["at"] - float((tmp_path / "killed").read_text())
+    print(f"\nback to training {seconds:.1f} s after kill -9")
+    assert seconds < 100  # Twelve seconds on an idle machine.
+    for got, want in zip(details["weights"], reference[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -29,7 +29,7 @@ AGENT = [
 LEARNER = ["spirals_learner:make_learner", "--layers", "8", "8"]
 # The words of a command, the steps of a short run, and a setting that may not change.
 KINDS = {
-    "agent": (AGENT, 600, ("--seed", "2")),
+    "agent": (AGENT, 400, ("--seed", "2")),
     "learner": (LEARNER, 30, ("--layers", "8", "9")),
 }
 
