@@ -1,4 +1,4 @@
-"""Learner steps in NumPy float64, for agents with two critics that predict the expected return.
+"""Learner steps in NumPy float64, for every actor-critic agent.
 
 It shares no code with the learners under test. Every derivative is a central finite difference, so
 a wrong sign or a wrongly stopped gradient in a learner shows. Weights are `{path: array}`.
@@ -14,8 +14,8 @@ from tests.agents.learner_checks import RecordedSeeds, check_metrics, check_star
 
 __all__ = ["Adam", "gradient", "importance", "mlp", "names", "norm", "twin", "update_targets"]
 
-# Transitions per global batch, and learner steps per test.
-BATCH, STEPS = 8, 4
+# Transitions per global batch, learner steps per test, and steps until the schedules end.
+BATCH, STEPS, TOTAL_STEPS = 8, 4, 3
 
 
 def check_training(
@@ -39,7 +39,7 @@ def check_training(
     replicator = rr.make(replicator_name)
     agent.observations.augment = seeds = RecordedSeeds()
     with replicator.scope():
-        module = agent.make_module(replicator, total_steps=STEPS)
+        module = agent.make_module(replicator, total_steps=TOTAL_STEPS)
     check_start(module)
     random = np.random.default_rng(11)
     for variable in (*module.online.trainable_variables, *module.target.trainable_variables):

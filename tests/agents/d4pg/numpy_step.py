@@ -33,23 +33,6 @@ class Settings:
     importance_steps: int
 
 
-@dataclasses.dataclass
-class Outcome:
-    """What a step reports, over the global batch.
-
-    Attributes:
-      priorities: [B].
-      metrics: by name, means over the batch.
-      action_gradient_norms: [B], before clipping.
-      gradient_norms: of critic and policy, before clipping.
-    """
-
-    priorities: np.ndarray
-    metrics: dict[str, float]
-    action_gradient_norms: np.ndarray
-    gradient_norms: tuple[float, float]
-
-
 def mlp(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
     """linear, LayerNorm, tanh, then linear and elu for each further layer, then a linear head."""
     head = f"{name}/head"
@@ -156,12 +139,15 @@ class NumpyD4PG:
         """
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self._settings = settings
-        self._num_steps = 0
+        self.steps = 0
+        # For every norm of a gradient, whether it is over its limit.
+        self.clipped_actions: list[bool] = []
+        self.clipped_gradients: list[bool] = []
         self._policy_adam = Adam(settings.policy_learning_rate)
         self._critic_adam = Adam(settings.critic_learning_rate)
 
-    def step(self, probabilities, table_size, transition) -> Outcome:
-        """One update from one global batch of NumPy arrays."""
+    def step(self, probabilities, table_size, transition):
+        """Trains on a global batch; returns the new priorities and the metrics."""
         s, atoms, start = self._settings, self._settings.atoms, self.weights
         o_tm1, a_tm1, r_t, d_t, o_t = (np.asarray(x, np.float64) for x in transition[:5])
 
@@ -171,7 +157,7 @@ class NumpyD4PG:
         )
         target = project(r_t, d_t, np.exp(target_log), atoms)
 
-        progress = min(1.0, self._num_steps / s.importance_steps)
+        progress = min(1.0, self.steps / s.importance_steps)
         beta = (1 - progress) * s.exponent_start + progress * s.exponent_end
         importance = (table_size * probabilities) ** -beta
         importance = importance / importance.max()
@@ -198,6 +184,7 @@ class NumpyD4PG:
             dq_da[:, i] = (q(action + move) - q(action - move)) / (2 * _EPSILON)
         norms = np.linalg.norm(dq_da, axis=-1)
         if s.max_action_gradient_norm is not None:
+            self.clipped_actions += (norms > s.max_action_gradient_norm).tolist()
             dq_da *= np.minimum(1.0, s.max_action_gradient_norm / norms)[:, None]
 
         def policy_loss(weights):
@@ -212,25 +199,25 @@ class NumpyD4PG:
 
         critic_gradients, critic_norm = clip_together(critic_gradients, s.max_gradient_norm)
         policy_gradients, policy_norm = clip_together(policy_gradients, s.max_gradient_norm)
+        self.clipped_gradients += [
+            norm > s.max_gradient_norm for norm in (critic_norm, policy_norm)
+        ]
         self.weights = self._critic_adam.apply(self.weights, critic_gradients)
         self.weights = self._policy_adam.apply(self.weights, policy_gradients)
-        self._num_steps += 1
-        if self._num_steps % s.target_update_period == 0:
+        self.steps += 1
+        if self.steps % s.target_update_period == 0:
             self._update_targets()
 
         losses, probs = td_losses(start), np.exp(log_probabilities(start, "", features, action))
         safe = np.where(target > 0, target, 1.0)
-        return Outcome(
-            priorities=np.maximum(losses + (target * np.log(safe)).sum(-1), 0.0),
-            metrics={
-                "critic_loss": critic_loss(start),
-                "q_mean": (probs @ atoms).mean(),
-                "value_edge_mass_low": probs[:, 0].mean(),
-                "value_edge_mass_high": probs[:, -1].mean(),
-            },
-            action_gradient_norms=norms,
-            gradient_norms=(critic_norm, policy_norm),
-        )
+        priorities = np.maximum(losses + (target * np.log(safe)).sum(-1), 0.0)
+        metrics = {
+            "critic_loss": critic_loss(start),
+            "q_mean": (probs @ atoms).mean(),
+            "value_edge_mass_low": probs[:, 0].mean(),
+            "value_edge_mass_high": probs[:, -1].mean(),
+        }
+        return priorities, metrics
 
     def _names(self, *networks: str) -> list[str]:
         return [name for name in self.weights if name.split("/")[0] in networks]

@@ -75,7 +75,7 @@ class NumpySAC:
         a_next, log_prob_next = self._act(start, o_next, stream=2)
         soft = reference.twin(start, "target_", o_next, a_next).min(-1) - alpha * log_prob_next
         target = r + d * soft
-        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.TOTAL_STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):

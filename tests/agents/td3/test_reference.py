@@ -60,7 +60,7 @@ class NumpyTD3:
         assert {True, False} == set((np.abs(noise) < 0.3).ravel())
         a_next = np.clip(a_next + noise, -1.0, 1.0)
         target = r + d * reference.twin(start, "target_", o_next, a_next).min(-1)
-        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.TOTAL_STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):
