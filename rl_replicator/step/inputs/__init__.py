@@ -1,6 +1,5 @@
 """The inputs of a replicated step: one element for every replica in every step."""
 
-from rl_replicator.step.inputs.callables import CallableInputs, refuse_constants
 from rl_replicator.step.inputs.contract import (
     CANCELLED,
     ELEMENT,
@@ -10,9 +9,13 @@ from rl_replicator.step.inputs.contract import (
     InputFn,
     Inputs,
 )
-from rl_replicator.step.inputs.datasets import DatasetInputs
-from rl_replicator.step.inputs.padding import PaddedInputs, pad, padded_spec
-from rl_replicator.step.inputs.sources import call_input_fn, make
+from rl_replicator.step.inputs.datasets import DatasetInputs, PaddedInputs, pad, padded_spec
+from rl_replicator.step.inputs.sources import (
+    CallableInputs,
+    call_input_fn,
+    make,
+    refuse_constants,
+)
 
 __all__ = [
     "CANCELLED",

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.step.inputs import contract, device_rows
+from rl_replicator.step.inputs import contract
 from rl_replicator.step.inputs import pump as pump_lib
 
 _READ_AHEAD = 2  # Rows in the queue; one more waits for a place in it.
@@ -48,26 +48,30 @@ class DatasetInputs(contract.Inputs):
             keep them on the host.
         """
         super().__init__()
-        self._datasets = tuple(datasets)
         self._num_replicas = num_replicas
         self._spec = datasets[0].element_spec if spec is None else spec
         self._width = len(tf.nest.flatten(self._spec, expand_composites=True))
         # The specs of all replicas, one after the other.
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True)) * num_replicas
-        self._rows = device_rows.DeviceRows(self._spec, num_replicas, devices)
+        self._rows = pump_lib.DeviceRows(self._spec, num_replicas, devices)
         # A queue entry: the status, and the tensors of all replicas, or their number.
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
-        self._queue = self._new_queue()
+        self._queue = self._new_queue(_READ_AHEAD)
         # If unused rows are kept, holds the entry that a cancelled step has taken.
         self._unused: tf.queue.FIFOQueue | None = None
-        self._mover = self._new_mover()
+        self._mover = pump_lib.Mover(datasets, num_replicas, self._rows, self._row_status)
         self._pump: pump_lib.Pump | None = None
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
         self._first = 0  # Position at which the pump starts.
         self._is_closed = False
         self._num_cancels = 0  # Marks that no step has taken yet.
+
+    @staticmethod
+    def _row_status(elements: list[Any]) -> tuple[Any, list[Any]]:
+        """Traced: see `Mover`."""
+        return tf.constant(contract.ELEMENT), elements
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -95,8 +99,7 @@ class DatasetInputs(contract.Inputs):
 
     def keep_unused_rows(self) -> None:
         if self._unused is None:
-            with tf.init_scope(), tf.device("/cpu:0"):
-                self._unused = tf.queue.FIFOQueue(1, self._types)
+            self._unused = self._new_queue(1)
 
     def keep_unused(self, status: tf.Tensor, agreed: tf.Tensor, entry: Sequence[tf.Tensor]) -> None:
         unused = self._unused
@@ -131,26 +134,27 @@ class DatasetInputs(contract.Inputs):
             raise contract.closed()
         if self._end is not None:
             raise self._end
-        if self._pump is not None:
-            return
-        with self._lock:
-            try:
+        if self._pump is None:
+            with self._lock:
                 self._pump = pump_lib.Pump(self._mover, self._queue)
-                self._finalizer = weakref.finalize(
-                    self, pump_lib.close_later, self._pump, self._rows
-                )
+                self._finalizer = weakref.finalize(self, self._pump.free)
                 self._finalizer.atexit = False
                 self._pump.start(self._first)
-            except BaseException:  # An interrupt: the thread may or may not be running.
-                self._leave_pump()
-                raise
 
     def restart(self) -> None:
         with self._lock:
-            self._leave_pump()
-            self._end = None
-            self._first = 0
+            self._end, self._first = None, 0
             self._position.assign(0)
+            if self._pump is None or self._finalizer is None:
+                return
+            self._finalizer.detach()
+            self._pump.discard()
+            self._pump = None
+            self._queue = self._new_queue(_READ_AHEAD)
+            if self._unused is not None and self._unused.size() > 0:
+                self._unused.dequeue()
+            for _ in range(self._num_cancels):
+                self._mark_cancelled()
 
     def cancel(self) -> None:
         with self._lock:
@@ -183,34 +187,13 @@ class DatasetInputs(contract.Inputs):
         with self._lock:
             if self._pump is not None:
                 self._pump.close()
-            else:
-                with tf.init_scope():
-                    self._queue.close(cancel_pending_enqueues=True)
 
     def _own_error(self) -> Exception | None:
         return self._pump.error if self._pump is not None else None
 
-    def _leave_pump(self) -> None:
-        """Abandons the rows that were read ahead, with the queue and pump that hold them."""
-        pump, self._pump = self._pump, None
-        if pump is None:
-            return
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        pump.close()
-        self._rows.clear()
-        self._queue = self._new_queue()
-        if self._unused is not None and self._unused.size() > 0:
-            self._unused.dequeue()
-        for _ in range(self._num_cancels):
-            self._mark_cancelled()
-
-    def _new_queue(self) -> tf.queue.FIFOQueue:
+    def _new_queue(self, capacity: int) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):
-            return tf.queue.FIFOQueue(_READ_AHEAD, self._types)
-
-    def _new_mover(self) -> pump_lib.Mover:
-        return pump_lib.Mover(self._datasets, self._num_replicas, self._rows)
+            return tf.queue.FIFOQueue(capacity, self._types)
 
     def _mark_cancelled(self) -> None:
         # In another thread, because a full queue accepts the mark only when a step takes a row.
@@ -219,3 +202,127 @@ class DatasetInputs(contract.Inputs):
             args=(self._queue, self._rows.entry_specs, contract.CANCELLED),
             daemon=True,
         ).start()
+
+
+class PaddedInputs(DatasetInputs):
+    """Finite data up to its last example, for evaluation.
+
+    `step_fn` receives `(element, mask)`: every batch is padded with zeros to the same size, and
+    `mask`, [batch] float32, is 1 for an example and 0 for padding. Replicas and processes whose
+    data has ended receive padding until all data has ended.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tf.data.Dataset],
+        num_replicas: int,
+        per_replica_batch_size: int,
+        devices: Sequence[str] = (),
+    ):
+        """Reads nothing yet.
+
+        Args:
+          sources: one dataset for all replicas of this process, or one for each.
+          num_replicas: number of replicas of this process.
+          per_replica_batch_size: number of examples in a padded batch.
+          devices: see `DatasetInputs`.
+
+        Raises:
+          ConfigError: if the elements are not batches of dense tensors of known shapes, or are
+            larger than a padded batch.
+        """
+        size = per_replica_batch_size
+        specs = tf.nest.map_structure(lambda s: padded_spec(s, size), sources[0].element_spec)
+        spec = (specs, tf.TensorSpec([size], tf.float32))
+        self._known_errors = (_too_large("more", size), _unequal())
+        padding = [tf.zeros(s.shape, s.dtype) for s in tf.nest.flatten(spec)]
+        endless = tf.data.Dataset.from_tensors((False, *padding)).repeat()
+        padded = [
+            source.map(lambda *x: (True, *pad(x, size))).concatenate(endless) for source in sources
+        ]
+        super().__init__(padded, num_replicas, spec, devices)
+
+    @staticmethod
+    def _row_status(elements: list[Any]) -> tuple[Any, list[Any]]:
+        # When the data of this process has ended, others may still have data. Until theirs has
+        # ended, too, this process takes steps on padding.
+        has_data = tf.reduce_any([element[0] for element in elements])
+        return tf.where(has_data, contract.ELEMENT, contract.END), [x[1:] for x in elements]
+
+    def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
+        all_ended = tf.equal(counts[contract.END], tf.reduce_sum(counts))
+        others = tf.tensor_scatter_nd_update(counts, [[contract.END]], [0])
+        return tf.where(all_ended, contract.END, super().combine_statuses(others))
+
+    def _own_error(self) -> Exception | None:
+        error = super()._own_error()
+        # TensorFlow adds text around the message.
+        return next((known for known in self._known_errors if str(known) in str(error)), error)
+
+
+def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
+    """Pads a batch with zeros to a fixed number of examples.
+
+    Args:
+      element: nest of tensors [B, ...], B <= `batch_size`.
+      batch_size: number of examples after padding.
+
+    Returns:
+      The flat tensors [batch_size, ...], then the mask, [batch_size] float32: 1 for an example, 0
+      for padding.
+
+    Raises:
+      InvalidArgumentError: when the graph runs, if the batch is larger than `batch_size`, or its
+        tensors have different lengths.
+    """
+    flat = tf.nest.flatten(element)
+    size = tf.shape(flat[0])[0]
+    missing = batch_size - size
+    checks = [tf.debugging.assert_equal(tf.shape(x)[0], size, str(_unequal())) for x in flat[1:]]
+    checks.append(tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size))))
+    # Without this dependency, the checks and the padding race, and the padding may fail first, with
+    # another error.
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        missing = tf.identity(missing)
+    flat.append(tf.ones([size]))
+    return [
+        tf.ensure_shape(
+            tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)), [batch_size, *x.shape[1:]]
+        )
+        for x in flat
+    ]
+
+
+def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
+    """Returns the spec of a tensor after `pad`.
+
+    Args:
+      spec: spec of the tensor before padding, [None or B, ...].
+      batch_size: number of examples after padding.
+
+    Raises:
+      ConfigError: if the tensor is no batch, the batch is too large, or its examples may differ in
+        shape.
+    """
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
+        raise errors.ConfigError(
+            f"expected batches of dense tensors of known shapes to pad, got {spec}; "
+            "batch() examples of known shapes, once"
+        )
+    if spec.shape[0] is not None and spec.shape[0] > batch_size:
+        raise _too_large(spec.shape[0], batch_size)
+    return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+
+
+def _too_large(found: Any, batch_size: int) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"expected batches of at most {batch_size} examples to pad, got {found}; batch the data "
+        "with context.per_replica_batch_size(global_batch_size)"
+    )
+
+
+def _unequal() -> errors.ConfigError:
+    return errors.ConfigError(
+        "expected tensors of one length in a batch to pad, got different ones; give each tensor an "
+        "entry for each example"
+    )

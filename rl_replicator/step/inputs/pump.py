@@ -3,46 +3,156 @@
 import contextlib
 import functools
 import itertools
-import logging
 import queue as queues
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from rl_replicator.step import output_arrays
-from rl_replicator.step.inputs import contract, device_rows
+from rl_replicator.step.inputs import contract
 
-_LOG = logging.getLogger(__name__)
+# TensorFlow's GPU kernels take many int32 arguments, such as shapes, from the host's memory. The
+# other dtypes have no GPU kernels.
+_HOST_TYPES = (tf.int32, tf.string, tf.variant, tf.resource)
 
+_names = itertools.count()
 # Makes each pump's row numbers different from those of all other pumps.
 _queues = itertools.count()
+
+
+class DeviceRows:
+    """Keeps the tensors of rows on the replicas' devices while the rows wait in the input's queue.
+
+    The pump puts a row's tensors on the devices. Only the tensors that stay on the host go into the
+    queue, with the row's number, by which a step that takes the entry gets the others. Thus copies
+    to a device overlap with earlier steps. Without devices, the queue holds all tensors.
+
+    Attributes:
+      entry_specs: specs of the tensors of a row's entry in the queue.
+    """
+
+    def __init__(self, spec: Any, num_replicas: int, devices: Sequence[str] = ()):
+        """Holds nothing yet.
+
+        Args:
+          spec: spec of one replica's part of a row, a nest.
+          num_replicas: number of replicas of this process.
+          devices: device of each replica; () to keep all tensors in the queue.
+        """
+        flat = tf.nest.flatten(spec, expand_composites=True)
+        self._width = len(flat)
+        self._held = _held(spec) if devices else []
+        self._dtypes = [flat[i].dtype for i in self._held]
+        self._rest = [i for i in range(self._width) if i not in self._held]
+        # Each replica's tensors are in a TensorFlow map, identified by its name on its device.
+        self._maps = {f"input_rows_{next(_names)}": device for device in devices}
+        number = [tf.TensorSpec([], tf.int64)] if self._held else []
+        self.entry_specs: tuple[Any, ...] = (*number, *[flat[i] for i in self._rest] * num_replicas)
+
+    def put(self, number: tf.Tensor, row: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Traced: puts a row on the devices.
+
+        Args:
+          number: int64 scalar that no other row has.
+          row: flat tensors of all replicas, one after the other.
+
+        Returns:
+          The tensors to put into the queue; see `entry_specs`.
+        """
+        if not self._held:
+            return list(row)
+        parts = [row[i : i + self._width] for i in range(0, len(row), self._width)]
+        places = tf.range(len(self._held))
+        puts = []
+        for (name, device), part in zip(self._maps.items(), parts, strict=True):
+            held = [part[i] for i in self._held]
+            with tf.device(device):
+                puts.append(
+                    tf.raw_ops.MapStage(
+                        key=number,
+                        indices=places,
+                        values=held,
+                        dtypes=self._dtypes,
+                        shared_name=name,
+                    )
+                )
+        with tf.control_dependencies(puts):  # A step that takes the entry must not wait for them.
+            number = tf.identity(number)
+        return [number, *(part[i] for part in parts for i in self._rest)]
+
+    def get(self, entry: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Traced: takes a row from the devices.
+
+        Args:
+          entry: the tensors returned by `put`.
+
+        Returns:
+          The row's flat tensors.
+        """
+        if not self._held:
+            return list(entry)
+        number, *rest = entry
+        on_host = iter(rest)
+        places = tf.range(len(self._held))
+        row: list[Any] = []
+        for name, device in self._maps.items():
+            with tf.device(device):
+                on_device = iter(
+                    tf.raw_ops.MapUnstage(
+                        key=number, indices=places, dtypes=self._dtypes, shared_name=name
+                    )
+                )
+            row += [next(on_device if i in self._held else on_host) for i in range(self._width)]
+        return row
+
+    def clear(self) -> None:
+        """Frees all rows. The entries in the queue become useless."""
+        for name, device in self._maps.items() if self._held else ():
+            with tf.init_scope(), tf.device(device):
+                tf.raw_ops.MapClear(dtypes=self._dtypes, shared_name=name)
+
+
+def _held(spec: Any) -> list[int]:
+    """Returns the indices of an element's flat tensors that are kept on the device."""
+    places = []
+    place = 0
+    for leaf in tf.nest.flatten(spec):
+        if isinstance(leaf, tf.TensorSpec):
+            if leaf.dtype not in _HOST_TYPES:
+                places.append(place)
+            place += 1
+        else:  # A ragged or sparse tensor: some of its parts are used on the host.
+            place += len(tf.nest.flatten(leaf, expand_composites=True))
+    return places
 
 
 class Mover:
     """Moves rows from datasets into queues. Each input has one, so that it is traced only once.
 
     Attributes:
-      entry_specs: specs of the tensors that follow the status in an entry of the queue.
+      rows: puts the rows on the replicas' devices.
     """
 
     def __init__(
         self,
         sources: Sequence[tf.data.Dataset],
         num_replicas: int,
-        rows: device_rows.DeviceRows,
+        rows: DeviceRows,
+        row_status: Callable[[list[Any]], tuple[Any, list[Any]]],
     ):
         """Reads nothing yet.
 
         Args:
           sources: one dataset for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
-          rows: puts the rows on the replicas' devices.
+          rows: see the class.
+          row_status: returns the status of a row and the elements that `step_fn` receives, given
+            each replica's element of the dataset.
         """
-        self.entry_specs = rows.entry_specs
-        self._rows = rows
+        self.rows = rows
+        self._row_status = row_status
         self._sources = sources
         self._num_replicas = num_replicas
 
@@ -87,21 +197,18 @@ class Mover:
 
     def _move_row(self, queue: tf.Tensor, iterators: Sequence[Any], number: tf.Tensor) -> tf.Tensor:
         """Traced: moves a row, and returns the number of the next."""
-        status, row = self._row(iterators)
+        status, elements = self._row_status(
+            [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
+        )
+        row = [x for x in tf.nest.flatten(elements, expand_composites=True) if x is not None]
         # A row that arrives after the end must not stay on the devices: no step would take it.
         with tf.control_dependencies(row):
             is_closed = tf.raw_ops.QueueIsClosedV2(handle=queue)
         check = tf.debugging.Assert(tf.logical_not(is_closed), ["the queue is closed"])
         with tf.control_dependencies([check]):
-            entry = [status, *self._rows.put(number, row)]
+            entry = [status, *self.rows.put(number, row)]
         with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=queue, components=entry)]):
             return number + 1
-
-    def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
-        """Traced: reads the next row. Returns its status and its flat tensors."""
-        row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
-        flat = tf.nest.flatten(row, expand_composites=True)
-        return tf.constant(contract.ELEMENT), [x for x in flat if x is not None]
 
 
 class Pump:
@@ -111,8 +218,7 @@ class Pump:
     the pump waits.
 
     Attributes:
-      error: the error that ended the rows; set before the queue receives the status FAILED, or is
-        closed because it cannot receive one.
+      error: the error that ended the rows; set before the queue receives the status FAILED.
     """
 
     def __init__(self, mover: Mover, queue: tf.queue.FIFOQueue):
@@ -125,6 +231,8 @@ class Pump:
         self.error: Exception | None = None
         self._mover = mover
         self._queue = queue
+        # Of this type, because the garbage collector may interrupt one `put` by another.
+        self._closing: queues.SimpleQueue[bool | None] = queues.SimpleQueue()
         with tf.init_scope(), tf.device("/cpu:0"):
             self._stop = tf.queue.FIFOQueue(1, [tf.bool])
 
@@ -134,27 +242,44 @@ class Pump:
         Args:
           position: number of rows of the data to skip.
         """
-        _closing()  # Starts its thread now, because a finalizer must not.
-        threading.Thread(target=self._run, args=(position,), name="input-pump", daemon=True).start()
+        for target, arguments in ((self._run, (position,)), (self._close, ())):
+            name = "input-pump" if arguments else "input-closer"
+            threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
 
     def close(self) -> None:
         """Closes the queue. The thread ends soon after, even if it waits for data."""
         with tf.init_scope():  # A graph may be under construction.
             self._queue.close(cancel_pending_enqueues=True)
-        # In another thread, because a Reverb sampler takes seconds to notice. Without
-        # `cancel_pending_enqueues`, closing again would be an error.
-        threading.Thread(
-            target=self._stop.close, args=(True,), name="input-closer", daemon=True
-        ).start()
+        self._closing.put(None)
+
+    def discard(self) -> None:
+        """Closes the queue and frees the rows in it; no step may be running."""
+        self.close()
+        self._mover.rows.clear()
+        self._closing.put(False)
+
+    def free(self) -> None:
+        """Does what `discard` does, but later; callable from a finalizer."""
+        self._closing.put(True)
+
+    def _close(self) -> None:
+        # In a thread of its own, because a Reverb sampler takes seconds to notice, and a finalizer
+        # runs wherever the garbage collector does: a graph may be under construction there.
+        clears: bool | None = None
+        while clears is None:
+            clears = self._closing.get()
+            # Without `cancel_pending_enqueues`, closing again would be an error.
+            self._queue.close(cancel_pending_enqueues=True)
+            if clears:
+                self._mover.rows.clear()
+            self._stop.close(cancel_pending_enqueues=True)
 
     def _run(self, position: int) -> None:
         try:
             status = self._move(position)
             # Repeated, because a call that takes a mark may fail before it reports the status.
             while not self._queue.is_closed():
-                mark(self._queue, self._mover.entry_specs, status)
-        except Exception as error:
-            self._note(error)
+                mark(self._queue, self._mover.rows.entry_specs, status)
         finally:
             self._queue.close(cancel_pending_enqueues=True)  # No step may wait for this thread.
 
@@ -165,20 +290,10 @@ class Pump:
         except tf.errors.OutOfRangeError:
             return contract.END
         except Exception as error:  # The caller of the step must see any error.
-            _forget_locals(error)
-            self._note(error)
+            if not self._queue.is_closed():  # Otherwise closing has caused the error.
+                error.__context__ = None  # Its traceback would keep the iterators alive.
+                self.error = error.with_traceback(None)
         return contract.FAILED
-
-    def _note(self, error: Exception) -> None:
-        if not self._queue.is_closed():  # Otherwise closing has caused the error.
-            self.error = error
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Clears the local variables that the tracebacks of an error would keep alive."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
 
 
 def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
@@ -186,41 +301,9 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
 
     Args:
       queue: see `Mover.move`.
-      specs: `Mover.entry_specs`.
+      specs: `DeviceRows.entry_specs`.
       status: the status for the step that takes the entry.
     """
     empty = [output_arrays.blank(tf.TensorSpec([0], s.dtype)) for s in specs]
     with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
         queue.enqueue([status, *empty])
-
-
-def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
-    """Closes a pump, and frees its rows, in another thread; callable from a finalizer.
-
-    A finalizer runs wherever the garbage collector does. A graph that is under construction there
-    would record the operation, or a lock that is needed to start a thread may be held.
-    """
-
-    def close() -> None:
-        pump.close()
-        rows.clear()
-
-    _closing().put(close)
-
-
-@functools.cache
-def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
-    """Returns the queue of closing calls; reentrant, as finalizers may interrupt each other."""
-    closing: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
-
-    def work() -> None:
-        while True:
-            close = closing.get()
-            try:
-                close()
-            except Exception:  # The other inputs must still be closed.
-                _LOG.exception("an unused input could not be closed")
-            del close  # Otherwise its pump and rows would stay alive until the next one arrives.
-
-    threading.Thread(target=work, name="inputs-closer", daemon=True).start()
-    return closing
