@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from rl_replicator import collectives, errors
 from rl_replicator.checkpoints import pending_work
+from rl_replicator.collectives import collectives as collectives_lib
 from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
 from rl_replicator.step import host as host_lib
@@ -329,7 +330,7 @@ class Replicator(abc.ABC):
           ConfigError: if the op is unknown, an output cannot be reduced (bools have no "sum"), one
             has different shapes on different replicas, or comes from another number of replicas.
         """
-        results.check_op(op)
+        collectives_lib.check_op(op)
         return results.reduce(op, self.gather(outputs))
 
     def gather(self, outputs: Any) -> Any:

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.step import compiled, host
-from rl_replicator.step import results as results_lib
 
 _ADVICE = (
     "run on a TPU VM, name a TPU as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
@@ -130,7 +129,7 @@ class TpuStep(compiled.ReplicatedStep):
         with self._tracing() as calls:
             run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)
-        self._host.check_trace(calls, results_lib.places(results[0]))
+        self._host.check_trace(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 

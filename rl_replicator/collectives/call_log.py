@@ -1,9 +1,8 @@
 """A record of the collectives that each replica calls while a step is traced."""
 
-import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -11,15 +10,12 @@ from rl_replicator import errors
 
 
 class CallLog:
-    """The collectives of one step, in the order in which each replica called them.
+    """The collectives of one step, in the order in which each replica called them, and its results.
 
     Attributes:
       scaled_by: names of the functions that have divided losses of the step by the number of
         replicas.
-      has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
-        batch, which Keras itself refuses with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
-      loss_scales: the loss scale that each replica has read, by optimizer and replica.
       at_end: functions that each replica calls at the end of its step, in the order of the keys;
         repeating them has no effect.
     """
@@ -27,9 +23,7 @@ class CallLog:
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
         self.scaled_by: set[str] = set()
-        self.has_keras_mean = False
         self.reductions: set[str] = set()
-        self.loss_scales: dict[tuple[int, int | None], tf.Tensor] = {}
         self.at_end: dict[Callable[[], None], None] = {}
 
     def record(self, replica: int, call: str) -> None:
@@ -38,7 +32,7 @@ class CallLog:
         Args:
           replica: index of the replica within this process.
           call: text of the collective: its kind, nest, dtypes and shapes, which are equal on all
-            replicas of a correct step.
+            replicas of a correct step; at last, the nest of the results.
         """
         self._calls.setdefault(replica, []).append(call)
 
@@ -92,7 +86,7 @@ def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> N
             raise errors.ConfigError(
                 "expected all replicas to call the same collectives in the same order with the "
                 f"same nests and shapes; in call {number + 1} {one} has {first}, {other} has "
-                f"{second}; make the step's collectives independent of the replica"
+                f"{second}; make the step's collectives and results independent of the replica"
             )
 
 
@@ -102,19 +96,10 @@ _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 _LOGS: "weakref.WeakKeyDictionary[tf.Graph, CallLog]" = weakref.WeakKeyDictionary()
 
 
-@contextlib.contextmanager
-def recording() -> Iterator[CallLog]:
-    """Records the collectives of a step that is traced in the current graph.
-
-    Yields:
-      The log.
-    """
-    log = CallLog()
-    _LOGS[tf.compat.v1.get_default_graph()] = log
-    try:
-        yield log
-    finally:
-        log.loss_scales.clear()  # They refer to the graph, which would never be freed.
+def begin() -> CallLog:
+    """Records the collectives of a step that is traced in the current graph; returns the log."""
+    log = _LOGS[tf.compat.v1.get_default_graph()] = CallLog()
+    return log
 
 
 def current() -> CallLog | None:
@@ -143,22 +128,19 @@ def current() -> CallLog | None:
 
 def enclosing() -> CallLog | None:
     """Returns the log of the step around the current graph, however deep; None outside of steps."""
-    graph = step_graph()
-    return None if graph is None else _LOGS[graph]
-
-
-def step_graph() -> tf.Graph | None:
-    """Returns the graph of the step around the current graph; None outside of steps."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph not in _LOGS:
-        graph = getattr(graph, "outer_graph", None)
-    return graph
+    return _search()[0]
 
 
 def is_in_function() -> bool:
     """Whether the current graph is in a `tf.function` that a step calls; branches do not count."""
+    log, is_nested = _search()
+    return log is not None and is_nested
+
+
+def _search() -> tuple[CallLog | None, bool]:
+    """Returns the log of the step around, and whether a `tf.function` is between."""
     graph, is_nested = tf.compat.v1.get_default_graph(), False
     while graph is not None and graph not in _LOGS:
         is_nested |= not getattr(graph, "is_control_flow_graph", False)
         graph = getattr(graph, "outer_graph", None)
-    return is_nested and graph is not None
+    return (None if graph is None else _LOGS[graph]), is_nested

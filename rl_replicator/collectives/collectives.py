@@ -68,9 +68,8 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
         call.
       InvalidArgumentError: when the step runs, if dynamic shapes differ between replicas.
     """
-    if op not in OPS:
-        raise errors.ConfigError(f"expected one of {', '.join(OPS)} as op, got {op!r}; use one")
-    call, flat = _begin(f"all_{op}", x, lambda y: _check_reducible(y, op))
+    check_op(op)
+    call, flat = _begin(f"all_{op}", x, lambda y: _check_slices(y, op))
     places = [i for i, y in enumerate(flat) if isinstance(y, tf.Tensor)]
     dense = [flat[i] for i in places]
     if op in ("min", "max"):
@@ -195,15 +194,14 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
     Raises:
       ConfigError: if the list is empty, the op is unknown, or a tensor cannot be reduced.
     """
-    if op not in OPS:
-        raise errors.ConfigError(f"expected one of {', '.join(OPS)} as op, got {op!r}; use one")
+    check_op(op)
     if not xs:
         raise errors.ConfigError("expected at least one item to reduce, got none; pass some")
 
     def reduce(*ys: Any) -> Any:
         if ys[0] is None:
             return None
-        _check_reducible(ys[0], op)
+        check_reducible(ys[0].dtype, op)
         stacked = tf.stack(ys)
         if op in ("min", "max"):
             return _extreme(stacked, op)
@@ -267,17 +265,39 @@ def _check_dense(y: tf.Tensor | tf.IndexedSlices) -> None:
         )
 
 
-def _check_reducible(y: tf.Tensor | tf.IndexedSlices, op: str) -> None:
-    if op == "sum" and y.dtype == tf.bool:
-        raise errors.ConfigError(
-            "expected numbers in a sum, got bools; tf.cast them, or use all_max for a logical or"
-        )
+def _check_slices(y: tf.Tensor | tf.IndexedSlices, op: str) -> None:
     if op in ("min", "max"):
         _check_dense(y)
-        if y.dtype.is_complex:
-            raise errors.ConfigError(
-                f"expected real numbers in all_{op}, got {y.dtype.name}; take tf.abs first"
-            )
+    check_reducible(y.dtype, op)
+
+
+def check_op(op: str) -> None:
+    """Raises `ConfigError` unless `op` is a reduction."""
+    if op not in OPS:
+        raise errors.ConfigError(f"expected one of {', '.join(OPS)} as op, got {op!r}; use one")
+
+
+def check_reducible(dtype: tf.DType, op: str, place: str = "") -> None:
+    """Raises `ConfigError` for a dtype that cannot be reduced.
+
+    Args:
+      dtype: dtype of a tensor.
+      op: one of `OPS`.
+      place: `leaves.place` of the tensor, for the error.
+    """
+    if dtype == tf.string:
+        raise errors.ConfigError(
+            f"expected numbers or bools to reduce, got strings{place}; gather them"
+        )
+    if op == "sum" and dtype == tf.bool:
+        raise errors.ConfigError(
+            f'expected numbers in a sum, got bools{place}; tf.cast them, or use "max" for a '
+            "logical or"
+        )
+    if op in ("min", "max") and dtype.is_complex:
+        raise errors.ConfigError(
+            f"expected real numbers in a {op}, got {dtype.name}{place}; take tf.abs first"
+        )
 
 
 def _sums(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:

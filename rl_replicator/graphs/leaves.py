@@ -1,13 +1,22 @@
-"""Converts the results of users' functions to tensors."""
+"""Converts users' functions, and their results to tensors."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api
 from tensorflow.python.util import nest as nest_lib
 
 from rl_replicator import errors
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a user's function use `if` and `for` on tensors, as in any `tf.function`."""
+    options = converter.ConversionOptions(recursive=True)
+    context = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED, options)
+    return api.tf_convert(function, context, user_requested=True)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.optimizers import slots
-from rl_replicator.optimizers import updates as updates_lib
 
 
 class Adam(snt.optimizers.Adam):
@@ -37,7 +36,7 @@ class Adam(snt.optimizers.Adam):
                     f"expected parameters of Adam in float32 or float64, got {parameter.name!r} in "
                     f"{parameter.dtype.name}; keep it in float32, and cast it where it is used"
                 )
-        updates_lib.check(updates, parameters)
+        slots.check(updates, parameters)
         self._initialize(parameters)
         self.step.assign_add(1)
         by_dtype: dict[tf.DType, dict[str, tf.Tensor]] = {}

@@ -1,5 +1,6 @@
 """Gradient post-processing: unscaling, clipping, and skipping steps that are not finite."""
 
+import contextlib
 import dataclasses
 import numbers
 from collections.abc import Callable, Sequence
@@ -8,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.optimizers import updates as updates_lib
 
 REDUCTIONS = ("mean", "sum", "none")
 # The dynamic loss scale starts at INITIAL_SCALE. A step with a skipped update halves it, and
@@ -123,8 +123,37 @@ def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
     Returns:
       A list of the same structure. All values are NaN if the norm is not finite.
     """
-    merged = [updates_lib.merge_rows(update) for update in updates]
+    merged = [merge_rows(update) for update in updates]
     return list(tf.clip_by_global_norm(merged, max_norm)[0])
+
+
+def merge_rows(update: Any) -> Any:
+    """Sums the rows of a `tf.IndexedSlices` that have the same index; returns other updates as is.
+
+    One row of each index holds the sum, and any others are zeros, so further merges change nothing.
+    There are as many rows as before: with XLA, `tf.unique` returns as many indices as it gets, and
+    all of them would count in the `tf.unique` of an optimizer that merges rows itself.
+    """
+    if not isinstance(update, tf.IndexedSlices):
+        return update
+    # GPUs add rows in the order in which threads reach them, so the replicas' copies of a variable
+    # would differ in their last bits.
+    with tf.device("/cpu:0") if is_on_gpu(update) else contextlib.nullcontext():
+        values, indices = tf.identity(update.values), tf.identity(update.indices)
+        count = tf.shape(indices)[0]
+        _, places = tf.unique(indices)
+        # The maximum of an empty segment is the least number of the dtype.
+        found = tf.math.unsorted_segment_max(indices, places, count)
+        found = tf.maximum(found, tf.reduce_min(indices))
+        sums = tf.math.unsorted_segment_sum(values, places, count)
+    return tf.IndexedSlices(sums, found, update.dense_shape)
+
+
+def is_on_gpu(update: Any) -> bool:
+    """Whether an update has rows that the current graph places on a GPU, as replicas' graphs do."""
+    if not isinstance(update, tf.IndexedSlices):
+        return False
+    return tf.DeviceSpec.from_string(update.values.device or "").device_type == "GPU"
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:

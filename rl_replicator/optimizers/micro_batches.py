@@ -41,11 +41,14 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
       InvalidArgumentError: when the step runs, if B is dynamic and not divisible.
     """
     batch = leaves.as_tensors(batch, "in the batch")
-    size, zeros = _size([x for x in tf.nest.flatten(batch) if x is not None], num_micro_batches)
+    dense = [x for x in tf.nest.flatten(batch) if x is not None]
+    size = _size(dense, num_micro_batches)
+    # Fails when the step runs, with XLA too, if a tensor has another length.
+    parts = [tf.reshape(x, [num_micro_batches, size, *_rest(x)]) for x in dense]
 
     def part(i: Any) -> Any:
-        begin = sum(zeros, start=i * size)
-        return tf.nest.map_structure(lambda x: None if x is None else _part(x, begin, size), batch)
+        rest = iter([tf.gather(x, i) for x in parts])
+        return tf.nest.map_structure(lambda x: None if x is None else next(rest), batch)
 
     # The first micro-batch runs outside the loop, whose state needs the structure of its result.
     first = function(part(0))
@@ -72,8 +75,8 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     return tf.nest.map_structure(lambda y: None if y is None else next(means), first)
 
 
-def _size(batch: list[tf.Tensor], num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the examples per micro-batch, and zeros that raise if the batch cannot be split."""
+def _size(batch: list[tf.Tensor], num_micro_batches: int) -> Any:
+    """Returns the number of examples in a micro-batch: an int, or a scalar if it is dynamic."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
             f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
@@ -82,47 +85,24 @@ def _size(batch: list[tf.Tensor], num_micro_batches: int) -> tuple[Any, list[tf.
         raise errors.ConfigError(
             "expected tensors [B, ...] in the batch, got a scalar or no tensor; remove scalars"
         )
-    dynamic = [x for x in batch if x.shape[0] is None]
     lengths = {x.shape[0] for x in batch} - {None}
     if len(lengths) > 1:
         raise errors.ConfigError(
             f"expected tensors of one length in the batch, got {sorted(lengths)}; "
             "remove tensors without an entry for each example"
         )
-    conditions: list[tuple[tf.Tensor, list[Any]]] = []
-    length: Any
-    if lengths:
-        (length,) = lengths
-        if length % num_micro_batches:
-            raise errors.ConfigError(
-                f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got "
-                f"{length} examples; change one of the two"
-            )
-    else:
-        length = tf.shape(dynamic.pop(0))[0]
-        multiple = f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got"
-        conditions.append((tf.equal(length % num_micro_batches, 0), [multiple, length]))
-    for found in [tf.shape(x)[0] for x in dynamic]:
-        one = "expected tensors of one length in the batch, got"
-        conditions.append((tf.equal(found, length), [one, found, "and", length]))
-    return length // num_micro_batches, [_check(holds, words) for holds, words in conditions]
+    length = lengths.pop() if lengths else tf.shape(batch[0])[0]
+    if isinstance(length, int) and length % num_micro_batches:
+        raise errors.ConfigError(
+            f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got "
+            f"{length} examples; change one of the two"
+        )
+    return length // num_micro_batches
 
 
-def _check(holds: tf.Tensor, words: list[Any]) -> tf.Tensor:
-    """Returns a zero; raises `InvalidArgumentError` when the step runs, unless `holds`."""
-    with tf.control_dependencies([tf.debugging.Assert(holds, words)]):
-        # XLA drops the assertion, like everything that no result depends on. But it refuses to
-        # compile a reshape to another size.
-        size = 2 - tf.cast(holds, tf.int32)
-        return tf.reshape([0], [size], name="unequal_micro_batches")[0]
-
-
-def _part(x: tf.Tensor, begin: Any, size: Any) -> tf.Tensor:
-    # Not x[a:b], which a mesh cannot partition if a and b are tensors.
-    rest = x.shape.rank - 1
-    part = tf.slice(x, [begin] + [0] * rest, [size] + [-1] * rest)
-    part.set_shape([size if isinstance(size, int) else None, *x.shape[1:]])
-    return part
+def _rest(x: tf.Tensor) -> list[Any]:
+    """Returns the shape of an example; an int for each known dimension."""
+    return [tf.shape(x)[i] if x.shape[i] is None else x.shape[i] for i in range(1, x.shape.rank)]
 
 
 def _start(y: Any, count: int) -> Any:

@@ -7,7 +7,6 @@ import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator.optimizers import slots
-from rl_replicator.optimizers import updates as updates_lib
 from rl_replicator.optimizers.schedules import Schedule
 
 # Returns for each variable whether it decays.
@@ -15,7 +14,10 @@ Decayed = Callable[[Sequence[tf.Variable]], Sequence[bool]]
 
 
 class _Scheduled(snt.Optimizer):
-    """The base of this module's optimizers, which add their slots and their formula."""
+    """The base of this module's optimizers, which add their formula."""
+
+    # The attribute that holds the slots; checkpoints contain its name.
+    _SLOTS: str
 
     def __init__(
         self,
@@ -25,23 +27,27 @@ class _Scheduled(snt.Optimizer):
         weight_decay: float = 0.0,
         name: str | None = None,
     ):
-        """Creates no slots yet; the arguments are those of `Momentum`."""
+        """Creates no slots yet.
+
+        Args:
+          learning_rate: schedule, from the step to the rate.
+          decayed: returns for each parameter whether it decays.
+          momentum: share of the velocity that each step keeps.
+          weight_decay: factor of the L2 penalty.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self.learning_rate = learning_rate
         self._decayed = decayed
         self._momentum = momentum
         self._weight_decay = weight_decay
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-
-    @property
-    def _slots(self) -> list[tf.Variable]:
-        """The velocities; checkpoints contain the name of the attribute that holds them."""
-        raise NotImplementedError
+        setattr(self, self._SLOTS, [])
 
     @snt.once
     def _initialize(self, parameters: Sequence[tf.Variable]) -> None:
         with tf.name_scope("velocities"):
-            self._slots.extend(
+            getattr(self, self._SLOTS).extend(
                 tf.Variable(tf.zeros(w.shape, w.dtype), trainable=False, name="velocity")
                 for w in parameters
             )
@@ -53,11 +59,11 @@ class _Scheduled(snt.Optimizer):
           ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
         """
         updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
-        updates_lib.check(updates, parameters)
+        slots.check(updates, parameters)
         self._initialize(parameters)
         rate = self.learning_rate(self.step)
-        decayed = self._decayed(parameters)
-        for g, w, v, is_decayed in zip(updates, parameters, self._slots, decayed, strict=True):
+        decayed, velocities = self._decayed(parameters), getattr(self, self._SLOTS)
+        for g, w, v, is_decayed in zip(updates, parameters, velocities, decayed, strict=True):
             if g is None:
                 continue
             self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
@@ -84,29 +90,8 @@ class Momentum(_Scheduled):
       velocities: one for each parameter.
     """
 
-    def __init__(
-        self,
-        learning_rate: Schedule,
-        decayed: Decayed,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        name: str | None = None,
-    ):
-        """Creates no slots yet.
-
-        Args:
-          learning_rate: schedule, from the step to the rate.
-          decayed: returns for each parameter whether it decays.
-          momentum: share of the velocity that each step keeps.
-          weight_decay: factor of the L2 penalty.
-          name: name of the module.
-        """
-        super().__init__(learning_rate, decayed, momentum, weight_decay, name)
-        self.velocities: list[tf.Variable] = []
-
-    @property
-    def _slots(self) -> list[tf.Variable]:
-        return self.velocities
+    _SLOTS = "velocities"
+    velocities: list[tf.Variable]
 
     def _apply_one(
         self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
@@ -138,6 +123,9 @@ class LARS(_Scheduled):
         so neither optimizer can restore a checkpoint of the other.
     """
 
+    _SLOTS = "scaled_velocities"
+    scaled_velocities: list[tf.Variable]
+
     def __init__(
         self,
         learning_rate: Schedule,
@@ -147,23 +135,9 @@ class LARS(_Scheduled):
         trust: float = 1e-3,
         name: str | None = None,
     ):
-        """Creates no slots yet.
-
-        Args:
-          learning_rate: schedule, from the step to the rate.
-          decayed: returns for each parameter whether it decays.
-          momentum: share of the velocity that each step keeps.
-          weight_decay: factor of the L2 penalty.
-          trust: trust coefficient.
-          name: name of the module.
-        """
+        """Creates no slots yet; the arguments are those of `Momentum`, and a trust coefficient."""
         super().__init__(learning_rate, decayed, momentum, weight_decay, name)
         self._trust = trust
-        self.scaled_velocities: list[tf.Variable] = []
-
-    @property
-    def _slots(self) -> list[tf.Variable]:
-        return self.scaled_velocities
 
     def _apply_one(
         self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor

@@ -1,12 +1,12 @@
 """Wraps optimizers so that all replicas apply the same, reduced gradients."""
 
-import contextlib
-import contextvars
 import copy
 import functools
+import inspect
 import logging
+import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sonnet as snt
@@ -15,10 +15,9 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
-from rl_replicator.graphs import autograph
+from rl_replicator.graphs import assignments, leaves
 from rl_replicator.layers import statistics
-from rl_replicator.optimizers import gradients, slots
-from rl_replicator.optimizers import updates as updates_lib
+from rl_replicator.optimizers import adam, gradients, momentum, slots
 from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 
 # The optimizers of these packages have no Python control flow that depends on tensors, so the step
@@ -26,7 +25,14 @@ from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
 # Arguments that make a Keras optimizer clip gradients itself.
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
-_IS_APPLYING: contextvars.ContextVar[bool] = contextvars.ContextVar("is_applying", default=False)
+# Where the optimizers that `wrap_optimizer` accepts change variables.
+_SOURCES = (
+    *(
+        os.path.dirname(inspect.getfile(one))
+        for one in (snt.optimizers.SGD, tf.keras.optimizers.SGD)
+    ),
+    *(inspect.getfile(one) for one in (adam, momentum)),
+)
 # The parameters for which a Sonnet optimizer has slots, in order.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
@@ -85,8 +91,8 @@ class Wrapped:
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiplies the loss by the loss scale; `apply` divides the gradients by it.
 
-        All losses of a step have the same scale: a change by `apply` takes effect in the next step.
-        A `tf.function` that several steps share may call this.
+        All losses of a step have the same scale: a change by `apply` takes effect in the next step,
+        or at once if another asynchronous worker makes it.
 
         Args:
           loss: scalar in any dtype but float16, whose largest number is smaller than usual scales.
@@ -105,22 +111,7 @@ class Wrapped:
                 "overflows; compute the loss from tf.cast(outputs, tf.float32)"
             )
         self._scales_losses = True
-        return loss * tf.cast(self._scale_of_step(), loss.dtype)
-
-    def _scale_of_step(self) -> tf.Tensor:
-        """Returns the loss scale of this replica, which its step reads once.
-
-        Asynchronous workers change it at any time. A `tf.function` that the step calls reads it
-        separately, because other steps may call it too.
-        """
-        graph, log = call_log.step_graph(), call_log.enclosing()
-        if graph is None or log is None or call_log.is_in_function():
-            return self.loss_scale
-        key = (id(self), sums.static_replica_id())
-        with graph.as_default():  # The step's graph, not that of a branch or a loop in it.
-            if key not in log.loss_scales:
-                log.loss_scales[key] = self.loss_scale
-            return log.loss_scales[key]
+        return loss * tf.cast(self.loss_scale, loss.dtype)
 
     def report_skipped(self) -> int:
         """Warns of steps that were skipped since the last report. Call it outside of steps.
@@ -203,7 +194,7 @@ class Wrapped:
         # occurs. On GPUs, optimizers add rows in a different order on each replica.
         clips = any(getattr(self.optimizer, name, None) for name in _CLIPPING)
         updates = [
-            updates_lib.merge_rows(update) if clips or updates_lib.is_on_gpu(update) else update
+            gradients.merge_rows(update) if clips or gradients.is_on_gpu(update) else update
             for update in updates
         ]
         if options.loss_scale is not None:
@@ -212,7 +203,7 @@ class Wrapped:
                     "expected the gradient of optimizer.scale_loss(loss), found no call of it; "
                     "scale the loss before its gradient is taken"
                 )
-            updates = gradients.unscale(updates, self._scale_of_step())
+            updates = gradients.unscale(updates, self.loss_scale)
         if options.max_global_norm is not None:
             updates = gradients.clip(updates, options.max_global_norm)
         return gradients.narrow(updates, parameters)
@@ -224,11 +215,7 @@ class Wrapped:
             own_copy(parameter) if isinstance(update, tf.IndexedSlices) else parameter
             for update, parameter in zip(updates, parameters, strict=True)
         ]
-        token = _IS_APPLYING.set(True)
-        try:
-            self._apply_inner(updates, targets)
-        finally:
-            _IS_APPLYING.reset(token)
+        self._apply_inner(updates, targets)
 
     def _apply_inner(self, updates: Sequence[Any], targets: Sequence[Any]) -> None:
         raise NotImplementedError
@@ -246,7 +233,7 @@ class _Sonnet(Wrapped, snt.Optimizer):
         if any(isinstance(update, tf.IndexedSlices) for update in updates):
             inner = _seen_by_replica(inner)
         is_known = type(inner).__module__.partition(".")[0] in _WITHOUT_AUTOGRAPH
-        (inner.apply if is_known else autograph.converted(inner.apply))(updates, targets)
+        (inner.apply if is_known else leaves.converted(inner.apply))(updates, targets)
         for update, target in zip(updates, targets, strict=True):
             if update is not None and target.constraint is not None:  # As Keras' optimizers do.
                 target.assign(target.constraint(target))
@@ -269,7 +256,6 @@ class _Keras(Wrapped, tf.keras.optimizers.Optimizer):
         grads_and_vars: Any,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
-        experimental_aggregate_gradients: bool = True,
     ) -> tf.Tensor:
         """Applies pairs of gradient and variable. Keras itself never reduces the gradients here.
 
@@ -278,7 +264,6 @@ class _Keras(Wrapped, tf.keras.optimizers.Optimizer):
           name: see Keras; ignored, because the slots exist already.
           skip_gradients_aggregation: whether the step itself has reduced the gradients; True
             requires `reduction="none"` in `wrap_optimizer`.
-          experimental_aggregate_gradients: the opposite; an argument of Keras' older optimizers.
 
         Returns:
           The optimizer's number of steps so far, an int64 scalar.
@@ -287,12 +272,10 @@ class _Keras(Wrapped, tf.keras.optimizers.Optimizer):
           ConfigError: if the step has reduced the gradients and `reduction` is not "none".
         """
         del name
-        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
-        if is_reduced and self.options.reduction != "none":
+        if skip_gradients_aggregation and self.options.reduction != "none":
             raise errors.ConfigError(
                 "expected gradients for the optimizer to reduce, got reduced ones "
-                "(skip_gradients_aggregation, or experimental_aggregate_gradients=False); use "
-                'wrap_optimizer(..., reduction="none")'
+                '(skip_gradients_aggregation); use wrap_optimizer(..., reduction="none")'
             )
         pairs = list(grads_and_vars)
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
@@ -338,11 +321,6 @@ def own_copy(variable: Any) -> Any:
     return variable if index is None else copies[index % len(copies)]
 
 
-def is_applying() -> bool:
-    """Whether a wrapped optimizer is applying its inner one."""
-    return _IS_APPLYING.get()
-
-
 def _seen_by_replica(optimizer: Any) -> Any:
     """Returns a shallow copy of an optimizer whose slots are the replica's own copies."""
 
@@ -357,32 +335,33 @@ def _seen_by_replica(optimizer: Any) -> Any:
     return view
 
 
+# What `wrap` cannot wrap, and what to do instead. Nadam counts steps in a Python integer, which
+# changes only while a step is traced.
+_REFUSED: tuple[tuple[type, str], ...] = (
+    (Wrapped, "call wrap_optimizer once"),
+    (
+        tf.keras.mixed_precision.LossScaleOptimizer,
+        'wrap its inner_optimizer with loss_scale="dynamic"',
+    ),
+    (tf.keras.optimizers.Nadam, "use Adam, whose state is in variables"),
+)
+
+
 def wrap(optimizer: Any, options: Options) -> Wrapped:
     """See `Replicator.wrap_optimizer`. Must be called in the replicator's scope."""
-    if isinstance(optimizer, Wrapped):
-        raise errors.ConfigError(
-            "expected an optimizer that is not wrapped yet, got a wrapped "
-            f"{type(optimizer.optimizer).__name__}; call wrap_optimizer once"
-        )
-    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-        raise errors.ConfigError(
-            "expected an optimizer without a loss scale of its own, got LossScaleOptimizer; wrap "
-            'the inner one with loss_scale="dynamic"'
-        )
-    if isinstance(optimizer, tf.keras.optimizers.Nadam):
-        # It counts steps in a Python integer, which changes only while the step is traced.
-        raise errors.ConfigError(
-            "expected an optimizer whose state is in variables, got tf.keras.optimizers.Nadam, "
-            "which keeps Python state between traces; use Adam"
-        )
-    if isinstance(optimizer, snt.Optimizer):
-        return _Sonnet(optimizer, options)
-    if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        return _Keras(optimizer, options)
+    advice = "use one of snt.optimizers, rr.optimizers or tf.keras.optimizers"
+    for kind, special in _REFUSED:
+        if isinstance(optimizer, kind):
+            advice = special
+            break
+    else:
+        if isinstance(optimizer, snt.Optimizer):
+            return _Sonnet(optimizer, options)
+        if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            return _Keras(optimizer, options)
     raise errors.ConfigError(
         f"expected a Sonnet or Keras optimizer, got {type(optimizer).__name__} of "
-        f"{type(optimizer).__module__}; use one of snt.optimizers, rr.optimizers or "
-        "tf.keras.optimizers"
+        f"{type(optimizer).__module__}; {advice}"
     )
 
 
@@ -397,7 +376,7 @@ def build(wrapped: Any, parameters: Sequence[tf.Variable]) -> None:
     watched = slots.Parameters(parameters)
     try:
         if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            with tf.init_scope(), _owned(parameters):
+            with tf.init_scope():
                 optimizer.build(watched)
         else:
             initialize = getattr(optimizer, "_initialize", None)
@@ -406,23 +385,6 @@ def build(wrapped: Any, parameters: Sequence[tf.Variable]) -> None:
                 initialize(watched)
     finally:
         watched.stop()
-
-
-@contextlib.contextmanager
-def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
-    """Replaces Keras' error for a parameter that was not created in the scope of the strategy.
-
-    A step that uses such a parameter would be refused, but only after slots have been created.
-    """
-    try:
-        yield
-    except ValueError:
-        extended = tf.distribute.get_strategy().extended
-        for parameter in parameters:
-            if not extended.variable_created_in_scope(parameter):
-                name = f"{parameter.name!r} {parameter.shape}"
-                raise errors.created_outside(name) from None
-        raise
 
 
 def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
@@ -452,3 +414,24 @@ def support(strategy_class: type) -> None:
     known = snt_utils._SUPPORTED_STRATEGIES
     if not issubclass(strategy_class, known):
         snt_utils._SUPPORTED_STRATEGIES = (*known, strategy_class)
+
+
+def check_wrapped(step: tf.types.experimental.ConcreteFunction) -> None:
+    """Refuses a traced step that applies an optimizer of a library without `wrap_optimizer`.
+
+    Without averaged gradients, replicas diverge (Sonnet) or sum the gradients (Keras), without any
+    error. Such an optimizer is also refused on a single replica, where the results would be
+    correct: a step function must not depend on where it runs.
+
+    Raises:
+      ConfigError: if an operation of such an optimizer changes a variable.
+    """
+    for _, handle in step.graph.captures:
+        for operation in assignments.writers(handle) if handle.dtype == tf.resource else ():
+            files = [frame.filename for frame in operation.traceback or ()]
+            if __file__ not in files and any(file.startswith(_SOURCES) for file in files):
+                raise errors.ConfigError(
+                    "expected an optimizer that averages gradients over the replicas, found an "
+                    f"unwrapped one in the step ({operation.name}); use replicator.wrap_optimizer "
+                    "with one of snt.optimizers, rr.optimizers or tf.keras.optimizers"
+                )

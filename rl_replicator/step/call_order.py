@@ -33,8 +33,6 @@ class CallOrder:
         self._changed = threading.Condition()
         self._owner: int | None = None
         self._background: _Background | None = None
-        # Threads in `paused` since before the first call in the background.
-        self._pausing: list[int] = []
 
     @contextlib.contextmanager
     def turn(self, waiting: str = "") -> Iterator[None]:
@@ -58,21 +56,8 @@ class CallOrder:
         counter's checkpoint, must not wait with them. Code that must not run during a step uses
         `turn`.
         """
-        thread = threading.get_ident()
-        with self._changed:
-            is_first = self._background is None
-            if is_first:
-                self._pausing.append(thread)
-        if not is_first:
-            with self.turn():
-                yield
-            return
-        try:
+        with contextlib.nullcontext() if self._background is None else self.turn():
             yield
-        finally:
-            with self._changed:
-                self._pausing.remove(thread)
-                self._changed.notify_all()
 
     def begin(
         self, function: Callable[[], Any], cancel: Callable[[], None]
@@ -95,21 +80,15 @@ class CallOrder:
                 "expected direct calls of steps in a function of begin, got another begin, which "
                 "would wait for that function to end; call the step itself"
             )
-        background = self._thread()
+        with self._changed:
+            if self._background is None:
+                self._background = _Background()
+                weakref.finalize(self, self._background.stop)
+            background = self._background
         background.free.acquire()
         with self._changed:  # The thread must receive its calls in the order of their tickets.
             ticket = self._draw()
             return background.submit(function, cancel, lambda: self._turn_of(ticket))
-
-    def _thread(self) -> "_Background":
-        """Returns the background thread; starts it as soon as no other thread is in `paused`."""
-        with self._changed:
-            thread = threading.get_ident()
-            self._changed.wait_for(lambda: not self._pausing or thread in self._pausing)
-            if self._background is None:
-                self._background = _Background()
-                weakref.finalize(self, self._background.stop)
-            return self._background
 
     def _draw(self) -> object:
         ticket = object()
@@ -197,21 +176,17 @@ class _Background:
         turn: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._cancel = cancel
-        try:
-            with turn():
-                if self._is_stopped:
-                    future.cancel()
-                if not future.set_running_or_notify_cancel():
-                    return
+        with turn():
+            if self._is_stopped:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                self._is_calling = True
                 try:
-                    self._is_calling = True
-                    try:
-                        result = function()
-                    finally:
-                        self._is_calling = False
+                    result = function()
                 except BaseException as error:
+                    self._is_calling = False
                     future.set_exception(error)
                 else:
+                    self._is_calling = False
                     future.set_result(result)
-        finally:
-            self._cancel = None
+        self._cancel = None

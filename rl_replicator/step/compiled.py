@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
-from rl_replicator.graphs import autograph, leaves
+from rl_replicator.graphs import leaves
 from rl_replicator.layers import batch_norm, statistics
+from rl_replicator.optimizers import wrapping
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import (
@@ -20,13 +21,11 @@ from rl_replicator.step import (
     random_ops,
     replica_check,
     scaled_losses,
-    unwrapped_optimizers,
     variable_registry,
 )
 from rl_replicator.step import results as results_lib
 
 _Function: TypeAlias = tf.types.experimental.ConcreteFunction
-
 
 # A large prime, so that the seeds of processes, replicas and runs with similar seeds differ.
 _SEED_STRIDE = 1_299_709
@@ -64,9 +63,8 @@ class ReplicatedStep:
         self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
         self._inputs = inputs
         self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
-        self._converted = autograph.converted(step_fn)
+        self._converted = leaves.converted(step_fn)
         self._template: Any = None
-        self._variables: list[tf.Variable] = []
         self._traced = self._trace_step()
         self._compiled = self._compile(self._traced)
         self._check = self._make_check(check_every)
@@ -157,14 +155,15 @@ class ReplicatedStep:
         one_step = tf.function(
             self._one_step, autograph=False, jit_compile=self.jit_compile
         ).get_concrete_function(*self._inputs.specs)
-        self._variables = self._host.registry.check(one_step)
+        self._host.registry.check(one_step)
+        wrapping.check_wrapped(one_step)
         random_ops.check(one_step)
         return one_step
 
     def _make_check(self, check_every: int | None) -> replica_check.ReplicaCheck | None:
         if check_every is None or self._host.num_replicas == 1:
             return None
-        used = self._host.registry.with_copies(self._variables)
+        used = self._host.registry.used_by(self._traced)
         return replica_check.ReplicaCheck(self._host, used, check_every)
 
     def _compile(self, one_step: _Function) -> Callable[..., list[tf.Tensor]]:
@@ -207,11 +206,10 @@ class ReplicatedStep:
                 is_own = any(error is known for known in raised)
                 (calls.check_begun if is_own else calls.check)(len(parts))
                 raise
+        for index, result in enumerate(results):
+            calls.record(index, results_lib.describe(result))
         calls.check(len(parts))
-        places = [results_lib.places(result) for result in results]
-        for index, other in enumerate(places):
-            results_lib.compare("replica 0", places[0], f"replica {index}", other)
-        self._host.check_trace(calls, places[0])
+        self._host.check_trace(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 
@@ -223,12 +221,11 @@ class ReplicatedStep:
           The log of the collectives.
 
         Raises:
-          ConfigError: see `unwrapped_optimizers`, `scaled_losses` and `variable_registry.lifted`.
+          ConfigError: see `scaled_losses` and `variable_registry.lifted`.
         """
+        calls = call_log.begin()
         with (
-            call_log.recording() as calls,
             self._host.scope(),
-            unwrapped_optimizers.refused(),
             scaled_losses.noted(),
             tf.variable_creator_scope(variable_registry.lifted),
         ):

@@ -103,17 +103,16 @@ class Host(abc.ABC):
         del combine
         return status
 
-    def check_trace(self, calls: call_log.CallLog, places: Sequence[str]) -> None:
+    def check_trace(self, calls: call_log.CallLog) -> None:
         """Compares a traced step with those of the other processes.
 
         Args:
-          calls: the collectives of this process.
-          places: `results.places` of the result of `step_fn` in this process.
+          calls: the collectives and results of this process.
 
         Raises:
           ConfigError: if they differ.
         """
-        del calls, places
+        del calls
 
     def failure(self, error: Exception) -> Exception:
         """Translates TensorFlow's error in a step into the error to raise."""

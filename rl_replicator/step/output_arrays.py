@@ -1,11 +1,11 @@
 """Collects the outputs of several steps inside a graph."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.step import tensor_groups
 
 # Larger tensors have their own arrays, because packing would copy them.
 _MOST_ELEMENTS = 1024
@@ -22,23 +22,23 @@ class OutputArrays:
     """
 
     def __init__(self, outputs: Sequence[tf.Tensor]):
-        """Groups the outputs.
-
-        Args:
-          outputs: the outputs of a traced step.
-        """
-        self._outputs = list(outputs)
-        self._groups = tensor_groups.same_kind(self._outputs, _MOST_ELEMENTS)
+        """Groups the outputs of a traced step."""
+        self._num_outputs = len(outputs)
+        groups: dict[object, list[int]] = {}
+        for index, x in enumerate(outputs):
+            is_packed = x.shape.is_fully_defined() and math.prod(x.shape) <= _MOST_ELEMENTS
+            groups.setdefault((x.dtype, *x.shape) if is_packed else index, []).append(index)
+        # The indices of the outputs in each array, and the spec of its elements.
+        self._groups: list[tuple[list[int], tf.TensorSpec]] = []
+        for group in groups.values():
+            x = outputs[group[0]]
+            shape = x.shape if len(group) == 1 else [len(group), *x.shape]
+            self._groups.append((group, tf.TensorSpec(shape, x.dtype)))
 
     def make(self, count: int) -> list[tf.TensorArray]:
-        """Creates empty arrays.
-
-        Args:
-          count: the greatest possible number of steps.
-        """
+        """Creates empty arrays for at most `count` steps."""
         return [
-            tf.TensorArray(self._outputs[group[0]].dtype, count, element_shape=self._shape(group))
-            for group in self._groups
+            tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for _, spec in self._groups
         ]
 
     def write(
@@ -54,9 +54,10 @@ class OutputArrays:
         Returns:
           The arrays that include these outputs.
         """
+        parts = [[outputs[i] for i in group] for group, _ in self._groups]
         return [
-            array.write(index, outputs[group[0]] if len(group) == 1 else _pack(outputs, group))
-            for array, group in zip(arrays, self._groups, strict=True)
+            array.write(index, part[0] if len(part) == 1 else tf.stack(part))
+            for array, part in zip(arrays, parts, strict=True)
         ]
 
     def stack(self, arrays: Sequence[tf.TensorArray], count: tf.Tensor) -> list[tf.Tensor]:
@@ -69,34 +70,26 @@ class OutputArrays:
         Returns:
           The outputs, each with a leading axis [count].
         """
-        stacked: list[tf.Tensor] = [None] * len(self._outputs)
-        for rows, group in zip(self._gather(arrays, count), self._groups, strict=True):
+        stacked: list[tf.Tensor] = [None] * self._num_outputs
+        for rows, (group, _) in zip(self._gather(arrays, count), self._groups, strict=True):
             parts = [rows] if len(group) == 1 else tf.unstack(rows, axis=1)
             for index, part in zip(group, parts, strict=True):
                 stacked[index] = part
         return stacked
 
-    def _shape(self, group: Sequence[int]) -> tf.TensorShape:
-        shape = self._outputs[group[0]].shape
-        return shape if len(group) == 1 else tf.TensorShape([len(group), *shape])
-
-    def _empty(self, group: Sequence[int]) -> tf.Tensor:
-        if len(group) == 1:
-            return blank(self._outputs[group[0]], [0])
-        return blank(self._outputs[group[0]], [0, len(group)])
-
     def _gather(self, arrays: Sequence[tf.TensorArray], count: tf.Tensor) -> list[tf.Tensor]:
         """Returns the elements of each array, [count, ...]."""
-        indices = tf.range(count)
 
         def gather() -> list[tf.Tensor]:
             with tf.name_scope(_SCOPE):
-                return [array.gather(indices) for array in arrays]
+                return [array.gather(tf.range(count)) for array in arrays]
 
-        if all(self._shape(group).is_fully_defined() for group in self._groups):
+        specs = [spec for _, spec in self._groups]
+        if all(spec.shape.is_fully_defined() for spec in specs):
             return gather()
         # An array without elements does not determine unknown dimensions.
-        return tf.cond(count > 0, gather, lambda: [self._empty(group) for group in self._groups])
+        empty = [tf.TensorSpec([0, *(s.shape if s.shape.rank else [])], s.dtype) for s in specs]
+        return tf.cond(count > 0, gather, lambda: [blank(spec) for spec in empty])
 
 
 def combine(
@@ -117,17 +110,15 @@ def combine(
         raise _different_shapes() from None
 
 
-def blank(output: tf.Tensor | tf.TensorSpec, leading: Sequence[int] = ()) -> tf.Tensor:
+def blank(output: tf.Tensor | tf.TensorSpec) -> tf.Tensor:
     """Returns a placeholder value of an output's dtype, for a call that takes no step.
 
     Args:
       output: the output of a traced step, or a spec; unknown dimensions become 0.
-      leading: dimensions before those of the output.
     """
     if output.dtype == tf.variant:  # A dataset or an Optional, which `tf.zeros` cannot make.
         return tf.raw_ops.OptionalNone()
-    shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
-    return tf.zeros([*leading, *shape], output.dtype)
+    return tf.zeros([d or 0 for d in (output.shape if output.shape.rank else [])], output.dtype)
 
 
 def failure(error: Exception) -> Exception:
@@ -142,7 +133,3 @@ def _different_shapes() -> errors.ConfigError:
         "expected outputs of the same shape in all steps of a call (steps_per_call), got "
         "different ones; return a scalar, pad the output, or leave steps_per_call out"
     )
-
-
-def _pack(outputs: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
-    return tf.stack([outputs[index] for index in group])

@@ -1,7 +1,6 @@
 """Outputs of a step: one result per replica, joined, split, gathered and reduced."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.collectives import collectives
 from rl_replicator.graphs import leaves
 
 Array = npt.NDArray[Any]
@@ -36,40 +36,10 @@ def join(results: Sequence[Any]) -> Any:
     return tf.nest.map_structure(lambda *xs: None if xs[0] is None else PerReplica(xs), *results)
 
 
-def places(result: Any) -> list[str]:
-    """Describes which leaves of one replica's result are tensors, and which are None.
-
-    Args:
-      result: nest of tensors or None.
-
-    Returns:
-      A line for each leaf, in order. Results with equal lines can be joined.
-    """
-    return [
-        f"{'None' if leaf is None else 'a tensor'}{leaves.place(path)}"
-        for path, leaf in leaves.with_paths(result)
-    ]
-
-
-def compare(one: str, places: Sequence[str], other: str, other_places: Sequence[str]) -> None:
-    """Compares the results of two replicas.
-
-    Args:
-      one: name of the first replica, for the error.
-      places: `places` of its result.
-      other: name of the second replica.
-      other_places: `places` of the second replica's result.
-
-    Raises:
-      ConfigError: if they differ; names the first difference.
-    """
-    for first, second in itertools.zip_longest(places, other_places, fillvalue="nothing more"):
-        if first != second:
-            raise errors.ConfigError(
-                "expected step_fn to return the same nest on all replicas, with None at the same "
-                f"places; {one} has {first} where {other} has {second}; return every output on "
-                "every replica, such as zeros where it has no value"
-            )
+def describe(result: Any) -> str:
+    """Describes the nest of one replica's result; results with equal descriptions can be joined."""
+    flat = ["None" if leaf is None else "a tensor" for _, leaf in leaves.with_paths(result)]
+    return f"results {tf.nest.pack_sequence_as(result, flat)}".replace("'", "")
 
 
 def split(outputs: Any, num_replicas: int) -> tuple[Any, ...]:
@@ -131,16 +101,8 @@ def reduce(op: str, stacked: Any) -> Any:
     """
     for path, x in leaves.with_paths(stacked):
         if x is not None:
-            _check_reducible(op, path, x)
+            collectives.check_reducible(tf.as_dtype(x.dtype), op, leaves.place(path))
     return tf.nest.map_structure(lambda x: None if x is None else _REDUCTIONS[op](x), stacked)
-
-
-def check_op(op: str) -> None:
-    """Raises `ConfigError` unless `reduce` supports `op`."""
-    if op not in _REDUCTIONS:
-        raise errors.ConfigError(
-            f"expected one of {', '.join(_REDUCTIONS)} as op, got {op!r}; use one of them"
-        )
 
 
 def _mean(x: Array) -> Array:
@@ -165,22 +127,6 @@ _REDUCTIONS: dict[str, Callable[[Array], Array]] = {
     "min": lambda x: x.min(axis=0),
     "max": lambda x: x.max(axis=0),
 }
-
-
-def _check_reducible(op: str, path: Sequence[Any], x: Array) -> None:
-    at = leaves.place(path)
-    if x.dtype.kind in "OSU":
-        raise errors.ConfigError(
-            f"expected numbers or bools to reduce, got strings{at}; gather them"
-        )
-    if op == "sum" and x.dtype.kind == "b":
-        raise errors.ConfigError(
-            f'expected numbers in a sum, got bools{at}; tf.cast them, or use "max" for a logical or'
-        )
-    if op in ("min", "max") and x.dtype.kind == "c":
-        raise errors.ConfigError(
-            f"expected real numbers in a {op}, got {x.dtype}{at}; take tf.abs first"
-        )
 
 
 def _stack(path: Sequence[Any], outputs: Sequence[Any]) -> Array | None:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -48,22 +48,6 @@ class Registry:
         found = [reference() for reference in self._created]
         return [variable for variable in found if variable is not None]
 
-    def with_copies(self, copies: Iterable[tf.Variable]) -> list[tf.Variable]:
-        """Finds the variables to which some copies belong.
-
-        Args:
-          copies: copies of single replicas; see `check`.
-
-        Returns:
-          The variables, in the order of their creation, each with the copies of all replicas.
-        """
-        wanted = {id(copy) for copy in copies}
-        return [
-            variable
-            for variable in self.created()
-            if any(id(copy) in wanted for copy in assignments.copies(variable))
-        ]
-
     def assigned_by(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
         """Returns the variables that a traced step assigns, each with the copies of all replicas.
 
@@ -74,35 +58,33 @@ class Registry:
 
     def has_any(self, variables: Iterable[tf.Variable]) -> bool:
         """Whether any of the variables, given as they were created, was created inside."""
-        owners = (self._owners.get(i) for v in variables for i in assignments.handle_ids(v))
-        return any(owner is not None and owner() is not None for owner in owners)
+        handles = (i for v in variables for i in assignments.handle_ids(v))
+        return any(self._owner(handle) is not None for handle in handles)
 
     def owns(self, handle: tf.Tensor) -> bool:
         """Whether `handle` belongs to a variable that was created inside the scope."""
-        owner = self._owners.get(id(handle))
-        return owner is not None and owner() is not None
+        return self._owner(id(handle)) is not None
 
-    def check(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
+    def _owner(self, handle_id: int) -> Any:
+        """Returns the copy to which a handle belongs; None if it was created elsewhere."""
+        return self._owners.get(handle_id, lambda: None)()
+
+    def used_by(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
+        """Returns the variables that a traced step uses, each with the copies of all replicas."""
+        used = {id(handle) for handle, _ in function.graph.captures}
+        return [v for v in self.created() if not used.isdisjoint(assignments.handle_ids(v))]
+
+    def check(self, function: tf.types.experimental.ConcreteFunction) -> None:
         """Refuses a traced step that uses a variable from outside the scope.
-
-        Returns:
-          The variables that the step uses, with a separate entry for each replica's copy, in the
-          order of their use.
 
         Raises:
           ConfigError: if there is such a variable; names the first one.
         """
-        touched = []
-        outputs = {id(output) for output in function.graph.outputs}
         for handle, inside in function.graph.captures:
             if handle.dtype != tf.resource or not _is_variable(handle) or _is_token(inside):
                 continue
-            owner = self._owners.get(id(handle), lambda: None)()
-            if owner is None:
+            if not self.owns(handle):
                 raise errors.created_outside(_name(function, handle))
-            if any(_has_effect(user, outputs) for user in inside.consumers()):
-                touched.append(owner)
-        return touched
 
 
 def lifted(next_creator: Any, **kwargs: Any) -> tf.Variable:
@@ -178,24 +160,6 @@ def _copy(reference: weakref.ref, memo: dict[int, Any]) -> tf.Variable:
 def _is_variable(handle: tf.Tensor) -> bool:
     data = getattr(handle, "_handle_data", None)
     return data is not None and data.is_set and len(data.shape_and_type) == 1
-
-
-def _has_effect(user: tf.Operation, outputs: Collection[int]) -> bool:
-    """Whether an operation on a variable is anything but a read whose value is unused.
-
-    `statistics.snapshot` reads the statistics of all layers, including those of models that the
-    step does not use.
-
-    Args:
-      user: the operation.
-      outputs: the ids of the tensors that the step returns.
-    """
-    if user.type not in ("ReadVariableOp", "Identity"):
-        return True
-    return any(
-        id(output) in outputs or any(_has_effect(after, outputs) for after in output.consumers())
-        for output in user.outputs
-    )
 
 
 def _is_token(handle: tf.Tensor) -> bool:

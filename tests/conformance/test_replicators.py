@@ -195,7 +195,7 @@ def outputs_of(values, replicator):
 def test_what_is_gathered_and_reduced(replicator):
     n = replicator.num_replicas
     for op, value, message in (
-        ("median", 1.0, "expected one of mean, sum"),
+        ("median", 1.0, "expected one of sum, mean"),
         ("sum", True, r"expected numbers in a sum, got bools at \['a'\]"),
         ("mean", b"text", r"expected numbers or bools to reduce, got strings at \['a'\]"),
         ("min", 1j, r"expected real numbers in a min, got complex128 at \['a'\]"),

@@ -16,7 +16,7 @@ from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled, host, results
+from rl_replicator.step import compiled, host
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -170,24 +170,22 @@ class _GroupHost(host.StrategyHost):
         statuses = self._group.all_statuses(status, self._num_steps)
         return combine(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
 
-    def check_trace(self, calls: call_log.CallLog, places: Sequence[str]) -> None:
+    def check_trace(self, calls: call_log.CallLog) -> None:
         """Compares the collectives and the results of all processes.
 
         Args:
-          calls: collectives of this process.
-          places: `results.places` of this process.
+          calls: collectives and results of this process.
 
         Raises:
           ConfigError: in all processes, if they differ; names the first difference.
           StepFailed: if a process builds no step within `call_timeout`.
           WorkerLost: if a process died or froze.
         """
-        mine = json.dumps([calls.calls(), places]).encode()
+        mine = json.dumps(calls.calls()).encode()
         every = [json.loads(payload) for payload in self._group.exchange("replicate", mine)]
         names = [f"a replica of {name}" for name in self._group.names]
         for name, theirs in zip(names, every, strict=True):
-            call_log.compare(names[0], every[0][0], name, theirs[0])
-            results.compare(names[0], every[0][1], name, theirs[1])
+            call_log.compare(names[0], every[0], name, theirs)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for waiting for other processes; see `Group.using`."""

@@ -228,11 +228,14 @@ class PaddedInputs(DatasetInputs):
           devices: see `DatasetInputs`.
 
         Raises:
-          ConfigError: if the elements are not batches of dense tensors of known shapes, or are
-            larger than a padded batch.
+          ConfigError: if the elements are not batches of dense tensors of known shapes and one
+            length, or are larger than a padded batch.
         """
         size = per_replica_batch_size
         specs = tf.nest.map_structure(lambda s: padded_spec(s, size), sources[0].element_spec)
+        lengths = {s.shape[0] for s in tf.nest.flatten(sources[0].element_spec)}
+        if len(lengths - {None}) > 1:
+            raise _unequal()
         spec = (specs, tf.TensorSpec([size], tf.float32))
         self._known_errors = (_too_large("more", size), _unequal())
         padding = [tf.zeros(s.shape, s.dtype) for s in tf.nest.flatten(spec)]

@@ -72,13 +72,6 @@ def test_moments_of_one_value_and_of_none():
         assert (mean.numpy().tolist(), variance.numpy().tolist()) == (expected, [0, 0])
 
 
-def test_an_empty_batch_leaves_finite_statistics():
-    norm = rr.CrossReplicaBatchNorm(True, True)
-    assert norm(tf.zeros([0, 6]), True).shape == [0, 6]
-    for statistic in (norm.moving_mean.value, norm.moving_variance.value):
-        np.testing.assert_array_equal(statistic, np.zeros([1, 6]))
-
-
 def test_a_model_is_built_from_the_batch_that_it_is_given():
     """Outside of steps there are no other replicas, although the strategy has two."""
     with replicator(2).scope():
@@ -103,13 +96,7 @@ def test_defaults():
 
 @pytest.mark.parametrize(
     ("data_format", "shape"),
-    [
-        ("channels_last", [2]),
-        ("NHWC", [2]),
-        ("NWC", [2]),
-        ("channels_first", [3, 1, 1]),
-        ("NCHW", [3, 1, 1]),
-    ],
+    [("channels_last", [2]), ("NWC", [2]), ("NCHW", [3, 1, 1])],
 )
 def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
     norm = rr.CrossReplicaBatchNorm(
@@ -127,7 +114,7 @@ def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
     np.testing.assert_allclose(tf.math.reduce_std(y, others), np.full(max(shape), 2.0), 1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_a_moving_average_goes_back_to_its_start(dtype):
     average = batch_norm.MovingAverage(0.75, 2.0)
     average(tf.constant([4.0, 8.0], dtype))
@@ -200,30 +187,19 @@ def keras_state(count, synchronized):
     return outputs, [mine[0] for mine in copies]
 
 
-def test_keras_statistics_are_averaged():
+def test_keras_statistics_are_averaged(monkeypatch):
+    exchanged = []
+    all_mean = collectives.all_mean
+    monkeypatch.setattr(
+        batch_norm.collectives, "all_mean", lambda x: exchanged.append(len(x)) or all_mean(x)
+    )
     outputs, (mean, variance) = keras_state(2, synchronized=False)
     halves = [ROWS[:4], ROWS[4:]]
     expected = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) for x in halves])
     np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each with its own statistics.
     np.testing.assert_allclose(mean, 0.75 * np.mean([x.mean(0) for x in halves], 0), 1e-5)
     np.testing.assert_allclose(variance, 0.25 + 0.75 * np.mean([x.var(0) for x in halves], 0), 1e-5)
-
-
-def test_keras_synchronized_equals_one_device():
-    outputs, state = keras_state(2, synchronized=True)
-    one_outputs, one_state = keras_state(1, synchronized=True)
-    np.testing.assert_allclose(outputs, one_outputs, 1e-4, 1e-4)
-    np.testing.assert_allclose(state, one_state, 1e-4)
-
-
-def test_only_what_the_step_writes_is_exchanged(monkeypatch):
-    exchanged = []
-    all_mean = collectives.all_mean
-    monkeypatch.setattr(
-        batch_norm.collectives, "all_mean", lambda x: exchanged.append(len(x)) or all_mean(x)
-    )
-    keras_state(2, synchronized=False)
-    assert set(exchanged) == {2}  # Mean and variance: neither the scale nor the idle variable.
+    assert set(exchanged) == {2}  # Neither the scale nor the idle variable.
 
 
 def test_misuse_has_one_line():
@@ -255,9 +231,15 @@ def layers_with_statistics():
     }
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("kind", layers_with_statistics())
+@pytest.mark.parametrize(
+    ("kind", "reduction", "count"),
+    [
+        ("ours", "mean", 2),
+        ("without correction", "none", 2),
+        ("keras", "mean", 1),
+        ("keras", "none", 2),
+    ],
+)
 def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
     """A NaN in the data must not stay in the moving averages, which the next step updates.
 
@@ -306,70 +288,3 @@ def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
     assert int(optimizer.num_skipped) == 1
     moved = [not np.array_equal(a, b) for a, b in zip(start, state(), strict=True)]
     assert all(moved) and np.isfinite(np.concatenate([v.ravel() for v in state()])).all()
-
-
-class Net(snt.Module):
-    """Batch norm, after a convolution if `is_conv`."""
-
-    def __init__(self, is_conv, **options):
-        super().__init__()
-        init = snt.initializers.Constant(0.1)
-        self._conv = snt.Conv2D(3, 3, w_init=init, with_bias=False) if is_conv else None
-        self.norm = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9, **options)
-
-    def __call__(self, x, is_training=True):
-        x = x if self._conv is None else self._conv(x * np.linspace(-1, 1, 25).reshape(5, 5, 1))
-        return self.norm(x, is_training)
-
-
-@functools.cache
-def trained(count, is_conv):
-    """The outputs and input gradients of the second step, and the state after it."""
-    data = IMAGES if is_conv else ROWS
-    chosen = replicator(count)
-    with chosen.scope():
-        net = Net(is_conv)
-        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
-    outputs, gradients = {}, {}
-
-    def step_fn(replica):
-        x = tf.constant(share(data, replica, count))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = net(x)
-            loss = tf.reduce_sum(tf.sin(y * y)) / 8
-        parameters = net.trainable_variables
-        to_x, *updates = tape.gradient(loss, [x, *parameters])
-        optimizer.apply(updates, parameters)
-        # Padded, because their shapes differ between replicas.
-        rows = [[0, 8 - SIZES[count][replica]]] + [[0, 0]] * (y.shape.rank - 1)
-        return tf.pad(y, rows), tf.pad(to_x, rows)
-
-    step = compile_on(count, step_fn)
-    step()
-    outputs, gradients = chosen.gather(step())
-    whole = [
-        np.concatenate([x[i, : SIZES[count][i]] for i in range(count)])
-        for x in (outputs, gradients)
-    ]
-    state = {}
-    for name, variable in parts.TrackablePart(net=net).variables().items():
-        copies = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
-        for copy in copies:
-            np.testing.assert_array_equal(copy, copies[0], name)
-        state[name] = copies[0]
-    return [*whole, state]
-
-
-@pytest.mark.parametrize("is_conv", [False, True], ids=["rows", "images"])
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_uneven_replicas_equal_one(count, is_conv):
-    if count == 4 and is_conv:
-        pytest.skip("TensorFlow's convolutions have no gradient of an empty batch")
-    outputs, gradients, state = trained(count, is_conv)
-    one_outputs, one_gradients, one_state = trained(1, is_conv)
-    np.testing.assert_allclose(outputs, one_outputs, 1e-5, 1e-5)
-    np.testing.assert_allclose(gradients, one_gradients, 1e-5, 1e-5)
-    assert state.keys() == one_state.keys()
-    for name, expected in one_state.items():
-        np.testing.assert_allclose(state[name], expected, 1e-5, 1e-5, err_msg=name)

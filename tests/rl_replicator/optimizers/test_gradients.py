@@ -1,6 +1,7 @@
 """Unscaling, clipping and skipping against NumPy, in half precision too."""
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -87,16 +88,7 @@ def test_options_have_one_line_for_what_they_refuse():
             gradients.Options(**(NO_OPTIONS | {option: bad}))
 
 
-def test_options_that_skip():
-    assert not gradients.Options(**NO_OPTIONS).skips
-    for changed in ({"skip_nonfinite": True}, {"loss_scale": "dynamic"}):
-        assert gradients.Options(**(NO_OPTIONS | changed)).skips
-    for changed in ({"loss_scale": 0.5}, {"max_global_norm": 0.5}, {"reduction": "none"}):
-        assert not gradients.Options(**(NO_OPTIONS | changed)).skips
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("scale", [65536.0, "dynamic"])
+@pytest.mark.parametrize(("count", "scale"), [(1, 65536.0), (2, "dynamic")])
 def test_half_gradients_equal_float32(count, scale, monkeypatch):
     monkeypatch.setattr(gradients, "INITIAL_SCALE", 65536.0)
     # 1e-7 rounds to a multiple of 6e-8 in float16; scaled, it is a normal number.
@@ -125,10 +117,9 @@ def test_half_gradients_that_the_step_reduces_are_unscaled_in_float32():
     np.testing.assert_allclose(learner.value, -RATE * 1e-7 * ROWS[0], rtol=2e-3)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_half_parameters_equal_float32(count):
+def test_half_parameters_equal_float32():
     options = {"loss_scale": 65536.0, "skip_nonfinite": True}
-    learner = Learner(count, tf.float16, tf.float16, factor=0.25, **options)
+    learner = Learner(2, tf.float16, tf.float16, factor=0.25, **options)
     for x in ROWS:
         learner.step(x)
     moved = learner.value - START
@@ -152,25 +143,6 @@ def test_dynamic_scale_finds_its_range(monkeypatch):
     np.testing.assert_allclose(learner.value, START - 3 * RATE * 0.25 * x, rtol=1e-3)
 
 
-def test_the_scale_stays_finite(monkeypatch):
-    monkeypatch.setattr(gradients, "INITIAL_SCALE", 2.0**127)
-    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 1)
-    learner = Learner(1, tf.float32, tf.float32, factor=1e-38, loss_scale="dynamic")
-    learner.step(ROWS[0])
-    assert float(learner.optimizer.loss_scale) == 2.0**127
-
-
-def test_the_scale_stays_at_least_one(monkeypatch):
-    """Below it, gradients would become smaller than without a scale."""
-    monkeypatch.setattr(gradients, "INITIAL_SCALE", 2.0)
-    learner = Learner(1, tf.float32, tf.float32, loss_scale="dynamic")
-    scales = []
-    for _ in range(3):
-        learner.step([np.nan] * 4)
-        scales.append(float(learner.optimizer.loss_scale))
-    assert scales == [1.0, 1.0, 1.0]
-
-
 def test_updates_of_a_step_adapt_the_scale_once(monkeypatch):
     """Three finite updates double it, at the end of their step; any skipped one halves it."""
     monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 3)
@@ -183,25 +155,22 @@ def test_updates_of_a_step_adapt_the_scale_once(monkeypatch):
         scales.append(float(guard.scale) / gradients.INITIAL_SCALE)
     assert scales == [1.0, 1.0, 2.0, 2.0, 4.0, 2.0]
     assert int(guard.num_skipped) == 2 and int(guard.num_good) == 0
-
-
-def test_a_guard_has_nothing_to_train():
-    """A step may look for trainable variables in the optimizer, of which the guard is a part."""
-    guard = gradients.LossScaleGuard(is_dynamic=True)
+    # A step may look for trainable variables in the optimizer, of which the guard is a part.
     assert len(guard.variables) == 3 and not guard.trainable_variables
+    # Halving an infinite scale would leave it infinite; below 1, gradients would become smaller.
+    for scale, finite in ((2.0**127, True), (1.0, False)):
+        guard.scale.assign(scale)
+        for _ in range(3):
+            guard.update(tf.constant(finite))
+        guard.adapt()
+        assert float(guard.scale) == scale
 
 
 def test_any_positive_scale_may_be_chosen():
-    learner = Learner(1, tf.float32, tf.float32, loss_scale=0.5)
+    learner = Learner(1, tf.float32, tf.float32, loss_scale=np.float32(0.5))
     learner.step(ROWS[0])
     assert float(learner.optimizer.loss_scale) == 0.5
     np.testing.assert_allclose(learner.value, START - RATE * ROWS[0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("number", [np.float32, np.int64])
-def test_a_scale_may_be_a_number_of_numpy(number):
-    optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale=number(1024))
-    assert float(optimizer.loss_scale) == 1024.0
 
 
 @pytest.mark.cpu("TensorFlow has no momentum in bfloat16 for GPUs")
@@ -244,16 +213,6 @@ def test_clip_equals_numpy(limit):
     np.testing.assert_allclose(tf.convert_to_tensor(got[2]), want[1], rtol=1e-12)
 
 
-def test_unscale_equals_numpy():
-    values = np.array([[3.0, -5.0]], np.float32)
-    slices = tf.IndexedSlices(tf.constant(values), tf.constant([1]), tf.constant([3, 2]))
-    dense, none, sparse = gradients.unscale([tf.constant(values), None, slices], tf.constant(8.0))
-    np.testing.assert_array_equal(dense, values / 8)
-    assert none is None
-    np.testing.assert_array_equal(sparse.values, values / 8)
-    assert sparse.indices.numpy().tolist() == [1]
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_number_is_found_among_all(bad):
     good, spoiled = tf.constant([1.0, 2.0]), tf.constant([1.0, bad])
@@ -271,3 +230,29 @@ def test_a_half_loss_is_refused():
         optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale="dynamic")
     with pytest.raises(rr.ConfigError, match="expected a loss in float32 to scale, got float16"):
         optimizer.scale_loss(tf.constant(1.0, tf.float16))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2)])
+@pytest.mark.parametrize("indices", [[], [3, 1, 3, 3], [2, 0, 1]])
+def test_rows_with_one_index_are_summed(indices, shape):
+    """This also holds if they are merged again."""
+    values = np.arange(1, 1 + len(indices) * math.prod(shape), dtype=np.float32)
+    values = values.reshape(len(indices), *shape)
+    merged = tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), [5, *shape])
+    expected = np.zeros([5, *shape], np.float32)
+    np.add.at(expected, np.array(indices, int), values)
+    for _ in range(2):
+        merged = gradients.merge_rows(merged)
+        sums, found = merged.values.numpy(), merged.indices.numpy()
+        assert len(sums) == len(found) == len(indices) and set(found) == set(indices)
+        for i in set(indices):  # One row has the sum, and the others are 0.
+            first, *rest = sums[found == i]
+            np.testing.assert_array_equal(first, expected[i])
+            assert not np.any(rest)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("/GPU:1", True), ("/CPU:0", False), ("", False)])
+def test_the_graph_says_whether_rows_are_on_a_gpu(device, expected):
+    with tf.Graph().as_default(), tf.device(device):
+        rows = tf.IndexedSlices(tf.zeros([1]), tf.zeros([1], tf.int32))
+        assert gradients.is_on_gpu(rows) == expected

@@ -20,15 +20,10 @@ def test_a_slot_belongs_to_the_current_parameter_of_a_loop():
         assert slots.owner(None) is parameter  # As good as any guess.
         assert slots.owner(other) is None  # A factor of Adafactor, or a counter.
     assert slots.owner(VECTOR) is None
-
-
-def test_a_loop_that_ends_early_is_forgotten():
-    watched = slots.Parameters([tf.Variable(tf.zeros(VECTOR))])
-    with pytest.raises(RuntimeError):
-        for _ in watched:
-            raise RuntimeError
+    for _ in watched:
+        break  # As after an error. Otherwise a later variable would get this one's layout.
     watched.stop()
-    assert slots.owner(VECTOR) is None
+    assert slots.owner(MATRIX) is None
 
 
 def test_an_update_gets_the_layout_of_its_parameter():
@@ -45,3 +40,16 @@ def test_an_update_gets_the_layout_of_its_parameter():
 def test_without_a_mesh_an_update_stays_what_it_is():
     update = tf.ones([2])
     assert slots.in_layout_of(tf.Variable(update), update) is update
+
+
+def test_updates_that_do_not_belong_to_the_parameters_are_refused():
+    variable = tf.Variable(1.0, name="weight")
+    slots.check([None, tf.constant(1.0)], [tf.Variable(1.0), variable])
+    for updates, parameters, message in (
+        ([], [variable], "same length, got 0 and 1"),
+        ([], [], "at least one parameter, got none"),
+        ([None], [variable], "for at least one parameter, got None for all"),
+        ([tf.constant(1.0, tf.float64)], [variable], "'weight:0' with dtype float32, got float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            slots.check(updates, parameters)

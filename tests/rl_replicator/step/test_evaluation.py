@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 
-NAMES = ("single_device", "multi_device:2", "multi_device:4")
+NAMES = ("single_device", "multi_device:4")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,6 +27,7 @@ def test_evaluation_counts_every_example_once(name):
             "examples": tf.cast(tf.reduce_sum(mask), tf.int32),
             "positive": tf.reduce_sum(tf.cast(values > 0, tf.int32) * tf.cast(mask, tf.int32)),
             "sum": tf.reduce_sum(values * mask),
+            "nothing": (None, mask[0] * 0.0),
         }
 
     evaluate = replicator.make_evaluation(sums_fn, input_fn, global_batch_size=16)
@@ -35,54 +36,40 @@ def test_evaluation_counts_every_example_once(name):
         assert totals["examples"] == 103
         assert totals["positive"] == (x @ weights > 0).sum()
         np.testing.assert_allclose(totals["sum"], (x @ weights).sum(), rtol=1e-5)
+        assert totals["nothing"] == (None, 0.0)
 
 
-def test_evaluation_of_nothing():
-    empty = tf.data.Dataset.range(0).batch(2)
-    evaluate = rr.SingleDeviceReplicator().make_evaluation(
-        lambda batch, mask: tf.reduce_sum(mask), lambda context: empty, 2
-    )
-    with pytest.raises(rr.ConfigError, match="expected data to evaluate on, got none"):
-        evaluate()
+def endless(context):
+    return tf.data.Dataset.range(4).repeat().batch(2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_none_among_the_sums_stays_none(name):
-    replicator = rr.make(name)
-    evaluate = replicator.make_evaluation(
-        lambda batch, mask: {"n": tf.reduce_sum(mask), "no": None, "all": (None, mask[0])},
-        lambda context: tf.data.Dataset.range(12).batch(context.per_replica_batch_size(4)),
-        4,
-    )
-    rows = 12 // 4
-    assert evaluate() == {"n": 12, "no": None, "all": (None, rows * replicator.num_replicas)}
+def finite(context):
+    return tf.data.Dataset.range(4).batch(2)
 
 
-def test_endless_data_is_refused():
-    """An evaluation of it would never return."""
-
-    def train(context):
-        return tf.data.Dataset.range(4).repeat().batch(2)
-
-    with pytest.raises(rr.ConfigError, match=r"an endless dataset from .*train; leave repeat\(\)"):
+@pytest.mark.parametrize(
+    ("input_fn", "of_mask", "message"),
+    [
+        (lambda _: finite(_).take(0), lambda x: x, "expected data to evaluate on, got none"),
+        (endless, lambda x: x, r"an endless dataset from .*endless; leave repeat\(\)"),
+        # Totals are accumulated in float64, which would drop the imaginary part.
+        (
+            finite,
+            lambda x: tf.complex(x, 1.0),
+            "expected sums_fn to return real sums, got complex64",
+        ),
+        (finite, lambda x: {1}, r"tuples from sums_fn, got a set at \['n'\]"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(input_fn, of_mask, message):
+    with pytest.raises(rr.ConfigError, match=message):
         rr.SingleDeviceReplicator().make_evaluation(
-            lambda batch, mask: tf.reduce_sum(mask), train, 2
-        )
+            lambda batch, mask: {"n": of_mask(mask[0])}, input_fn, 2
+        )()
 
 
-def test_complex_sums_are_refused():
-    """Totals are accumulated in float64, which would drop the imaginary part."""
-    with pytest.raises(rr.ConfigError, match="expected sums_fn to return real sums, got complex64"):
-        rr.SingleDeviceReplicator().make_evaluation(
-            lambda batch, mask: {"n": tf.reduce_sum(mask), "sum": tf.complex(mask[0], 1.0)},
-            lambda _: tf.data.Dataset.range(4).batch(2),
-            2,
-        )
-
-
-@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
-def test_an_interrupted_evaluation_begins_anew(name):
-    replicator = rr.make(name)
+def test_an_interrupted_evaluation_begins_anew():
+    replicator = rr.make("multi_device:2")
     reached, go_on = threading.Event(), threading.Event()
 
     def numbers():

@@ -6,7 +6,6 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.step import replica_check
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 
@@ -48,22 +47,6 @@ def test_statistics_of_batch_norm():
             continue
         with pytest.raises(rr.ReplicasDiffer, match="moving_mean"):
             step()
-
-
-def test_statistics_of_a_model_that_the_step_does_not_use():
-    replicator = rr.make("multi_device:2")
-    with replicator.scope():
-        other = rr.CrossReplicaBatchNorm(True, True, name="norm")
-        other(tf.zeros([1, 3]), is_training=True)
-        total = tf.Variable(0.0, name="total")
-    for variable in other.variables:
-        for index, copy in enumerate(variable.values):
-            copy.assign(tf.cast(tf.fill(copy.shape, index), copy.dtype))
-
-    def step_fn(x):
-        total.assign_add(rr.collectives.all_sum(tf.reduce_sum(x)))
-
-    replicator.replicate(step_fn, replicator.make_inputs(rows))()
 
 
 def test_what_is_declared_as_a_mean_is_averaged_or_compared():
@@ -127,61 +110,20 @@ def test_a_later_difference_is_found_at_the_next_check(steps_per_call):
 
 @pytest.mark.parametrize(
     "values",
-    [
-        np.array([1.5, -2.0], np.float16),
-        np.array([[1.0, 2.0]], np.float32),
-        np.array([1.0], np.float64),
-        np.array([True, False]),
-        np.array([3, -1], np.int8),
-        np.array(7, np.int64),
-        np.array([2**63], np.uint64),
-        np.array([1 + 2j], np.complex64),
-        np.array([1 + 2j], np.complex128),
-        np.array([np.nan, np.inf], np.float32),
-    ],
-    ids=lambda values: values.dtype.name,
+    [[1.0, 2.0], np.array([0.5, -0.5], np.float16), [True, False], np.array([2**63, 1], np.uint64)],
+    ids=["float32", "float16", "bool", "uint64"],
 )
-def test_checksums_see_a_single_bit(values):
-    changed = values.copy().reshape(-1)
-    changed.view(np.uint8)[0] ^= 1
-    changed = changed.reshape(values.shape)
-    other_kind = np.arange(5)
-    # Packed with others, which come before, between and after them.
-    arrays = [values, other_kind, values.copy(), changed, np.zeros(2**17, values.dtype)]
-    first, _, same, flipped, zeros = replica_check.checksums([*map(tf.constant, arrays)])
-    assert first == same != flipped and zeros == 0
-    assert replica_check.checksums([tf.constant(changed)])[0] == flipped
-
-
-def test_variables_of_unknown_length_are_compared():
+def test_a_difference_of_any_type_is_found(values):
+    """Also one of order alone, and if the length of the variable is not known."""
     replicator = rr.make("multi_device:2")
     with replicator.scope():
-        variable = tf.Variable([1.0, 2.0], shape=tf.TensorShape([None]), trainable=False)
+        variable = tf.Variable(values, shape=tf.TensorShape([None]), trainable=False)
+        unused = tf.Variable(0.0, name="unused")
+    unused.values[1].assign(1.0)  # Only what the step uses is compared.
 
     def step_fn(x):
-        variable.assign([1.0, tf.cast(x, tf.float32)])
+        variable.assign(tf.where(x > 0, tf.reverse(variable, [0]), variable))
 
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(9))
     with pytest.raises(rr.ReplicasDiffer, match="replica 1 after 1 steps"):
         replicator.replicate(step_fn, inputs)()
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (np.arange(100), np.roll(np.arange(100), 1)),
-        (np.eye(1, 50, 3), np.eye(1, 50, 17)),
-        (np.array([1.0, -1.0, 2.0]), np.array([-1.0, 1.0, 2.0])),
-        (np.array([1, 4, 2, 3]), np.array([1, 3, 4, 2])),
-        (np.array([[True, False]]), np.array([[False, True]])),
-    ],
-    ids=["shifted", "one-hot", "signs", "permuted", "bools"],
-)
-def test_checksums_see_the_order(one, other):
-    for together in (True, False):  # Packed, and alone.
-        tensors = [tf.constant(one), tf.constant(other)]
-        if together:
-            first, second = replica_check.checksums(tensors)
-        else:
-            first, second = (replica_check.checksums([x])[0] for x in tensors)
-        assert first != second

@@ -30,7 +30,7 @@ def test_a_model_that_nobody_uses_may_be_freed_while_a_step_is_traced(monkeypatc
     assert int(replicator.reduce("sum", step())) == 1
 
 
-@pytest.mark.parametrize("name", ["single_device", "multi_device:2", "mesh:data=2"])
+@pytest.mark.parametrize("name", ["multi_device:2", "mesh:data=2"])
 def test_a_deep_copy_in_the_scope_belongs_to_the_replicator(name):
     """Target networks are made this way."""
     replicator = rr.make(name)
