@@ -228,7 +228,7 @@ class Replicator(abc.ABC):
           check_every: number of steps between comparisons of all copies of the step's variables,
             which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM
             aggregation, and moving statistics (floats with `trainable=False` and MEAN aggregation),
-            are not compared. A comparison takes about as long as a step.
+            are not compared. A comparison copies the others to the host.
 
         Returns:
           The compiled step.

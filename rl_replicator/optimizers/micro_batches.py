@@ -45,6 +45,8 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     size = _size(dense, num_micro_batches)
     # Fails when the step runs, with XLA too, if a tensor has another length.
     parts = [tf.reshape(x, [num_micro_batches, size, *_rest(x)]) for x in dense]
+    with tf.control_dependencies(parts):  # Before any micro-batch changes a variable.
+        parts = [tf.identity(x) for x in parts]
 
     def part(i: Any) -> Any:
         rest = iter([tf.gather(x, i) for x in parts])
