@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from agents.plan.deployment import Hardware, deploy
+from agents.plan.bound import Hardware, deploy
 from agents.plan.parts import Parts
 from bench import harness, processes
 from rl_replicator.cli import main as command_line
@@ -91,13 +91,13 @@ def others(process: psutil.Process) -> float:
 
 def predict(parts: Path, words: list[str], cores: float) -> Any:
     """Returns the bound on a run's speed."""
+    from agents.cli.plan import measured_settings
     from agents.plan import bound
-    from agents.plan.command import measured_settings
 
     trainable: Any = trainables.load("d4pg")
     settings = trainable.parse([*COMMON, *words], {})
     hardware = Hardware(cores=cores)
-    known = Parts.load(parts, f"d4pg on {settings.env}", measured_settings(settings))
+    known = Parts.load(parts, measured_settings("d4pg", settings))
     return bound.predict(known, deploy(settings, hardware), hardware)
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.suites import results
-from agents.suites.anchors import Anchors
-from agents.suites.results import ResultRow
+from agents.suites.results import Anchors, ResultRow
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import statistics
 from rl_replicator.runs.progress_line import clock
@@ -124,7 +123,7 @@ def _mean(at_mark: dict[str, list[ResultRow]], steps: int, anchors: Anchors) -> 
         statistics.mean,
         [np.array([row.return_mean for row in rows]) for rows in at_mark.values()],
     )
-    published = (_number(anchors.mean(name, at_mark)) for name in _ANCHORS)
+    published = (_number(anchors.measured("mean", name, at_mark)) for name in _ANCHORS)
     empty = [""] * (len(_HEAD) - len(_ANCHORS) - 5)
     return (
         f"mean of {len(at_mark)} tasks",

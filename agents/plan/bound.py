@@ -11,14 +11,15 @@ evaluates, so it takes no more than one thread.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from agents.acting.actors import ACTIONS_PER_UPDATE
-from agents.nodes.counter import LEASE
-from agents.plan.deployment import Deployment, Hardware
+from agents.config import OffPolicyConfig
+from agents.nodes.run_plan import group_replicas, learner_processes
 from agents.plan.parts import Parts
-from agents.program import CACHE_MS
+from agents.runs.options import AgentOptions
+from rl_replicator.errors import ConfigError, check_option
 
 # Remote calls of an actor for each lease of environment steps.
 _CALLS_PER_LEASE = 2
@@ -26,8 +27,121 @@ _CALLS_PER_LEASE = 2
 _LEAST_GAIN = 1.02
 # Speedup that is suggested for a learner on processors.
 _SPEEDUP = 10.0
-# An option, and the run and its machines with it.
-_Candidate = tuple[str, Deployment, Hardware]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """The machines, and the quantities that cannot be measured on this one."""
+
+    machines: int = 1
+    """Number of machines. The first ones hold the learner's processes and the replay servers; the
+    actors are spread over all of them."""
+    cores: float = 1.0
+    """Processors of each machine, as fast as those of the measurement."""
+    device_speedup: float | None = None
+    """Speed of a learner step on one accelerator, relative to this machine. None: learners use the
+    processors."""
+    network_gbps: float = 10.0
+    """Gigabits per second of each machine's network, in each direction."""
+    link_gbps: float = 200.0
+    """Gigabits per second between the accelerators of one machine."""
+    latency_us: float = 50.0
+    """Latency of one message in an all-reduce between machines, in microseconds."""
+    server_cores: float = 4.0
+    """Processors that one replay server can keep busy."""
+
+    def __post_init__(self) -> None:
+        check_option(self.machines >= 1, "machines", "at least 1", self.machines)
+        for name in ("cores", "device_speedup", "network_gbps", "link_gbps", "server_cores"):
+            value = getattr(self, name)
+            is_good = value is None or (value > 0 and math.isfinite(value))
+            check_option(is_good, name, "a number greater than 0", value)
+        is_good = 0 <= self.latency_us < math.inf
+        check_option(is_good, "latency_us", "a number of at least 0", self.latency_us)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """How a run is deployed.
+
+    Attributes:
+      actors: number of actors.
+      envs_per_actor: environments of each.
+      in_threads: whether all nodes are threads of one process.
+      replicas: replicas of the learner.
+      learner_processes: processes that these are divided among.
+      replay_shards: replay servers.
+      caches: nodes that serve the weights.
+      batch: transitions of a learner step, over all replicas.
+      samples_per_insert: transitions sampled for each one inserted.
+      action_repeat: environment steps of an action.
+      evaluation: episodes of evaluation for each environment step.
+      episode_actions: actions after which such an episode is cut off.
+    """
+
+    actors: int
+    envs_per_actor: int
+    in_threads: bool
+    replicas: int
+    learner_processes: int
+    replay_shards: int
+    caches: int
+    batch: int
+    samples_per_insert: float
+    action_repeat: int
+    evaluation: float = 0.0
+    episode_actions: float = math.inf
+
+    @property
+    def steps_per_action(self) -> float:
+        """Learner steps for each action."""
+        return self.samples_per_insert / self.batch
+
+
+def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
+    """Returns the deployment that the options of a run describe.
+
+    Args:
+      options: the options of the run.
+      hardware: its machines.
+
+    Raises:
+      ConfigError: if they do not fit each other, or the agent has no replay.
+    """
+    agent = options.agent
+    if not isinstance(agent, OffPolicyConfig):
+        raise ConfigError(
+            f"expected an agent whose config is an agents.config.OffPolicyConfig, got "
+            f"{type(agent).__name__}: a plan needs its batch and its replay"
+        )
+    check_option(not options.deterministic, "deterministic", "False for a plan", True)
+    engine = options.env_engine
+    check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
+    if hardware.machines > 1:
+        check_option(options.launch == "ray", "launch", "ray on several machines", options.launch)
+    processes = learner_processes(options.replicas, options.launch)
+    # The GPUs of this machine are irrelevant to the machines of the prediction.
+    replicas = group_replicas(processes, options.learner_gpus or 0)
+    if processes == 1:
+        text = "1" if options.replicas == "single_device" else options.replicas
+        found = re.fullmatch(r"(?:multi_device:)?([1-9][0-9]{0,5})", text, re.ASCII)
+        expected = "a number, multi_device:N or multi_worker:N"
+        check_option(found is not None, "replicas", expected, repr(text))
+        replicas = int(found[1]) if found else 1
+    return Deployment(
+        actors=options.actors,
+        envs_per_actor=options.envs_per_actor,
+        in_threads=options.launch == "threads",
+        replicas=replicas,
+        learner_processes=processes,
+        replay_shards=options.replay_shards,
+        caches=options.caches,
+        batch=agent.global_batch_size,
+        samples_per_insert=agent.replay.samples_per_insert,
+        action_repeat=options.task.action_repeat,
+        evaluation=options.evaluation.episodes / options.evaluation.every,
+        episode_actions=options.task.agent_steps(options.evaluation.max_episode_steps),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +220,11 @@ def predict(parts: Parts, run: Deployment, hardware: Hardware) -> Prediction:
 
 def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Resource]:
     """Yields everything that can be used up, in seconds and bytes per action."""
+    # Imported here so that a wrong option is noticed before TensorFlow is imported.
+    from agents.acting.actors import ACTIONS_PER_UPDATE
+    from agents.nodes.counter import LEASE
+    from agents.program import CACHE_MS
+
     samples = run.samples_per_insert
     # In threads, the weights are fetched by reference.
     fetches = 0.0 if run.in_threads else 1.0 / ACTIONS_PER_UPDATE
@@ -115,9 +234,13 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
     evaluate = run.evaluation * run.action_repeat * played
     evaluate *= parts.environment + parts.policy_call + parts.policy_row
     yield Resource("the actors", thread, run.actors)
+    calls = 0.0
     if run.in_threads:
         # NumPy and MuJoCo release it at times, so that this is the worst case.
         yield Resource("the GIL in threads", thread, 1.0, 0.0, evaluate, 1.0 / (run.actors + 1))
+    else:
+        calls = _CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
+        yield Resource("the counter", calls, 1.0)
     replica = parts.step_call + parts.step_row * run.batch / run.replicas
     clock = _step_clock(parts, run, hardware, replica)
     yield Resource("the learner's steps", run.steps_per_action * clock, 1.0)
@@ -128,10 +251,6 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
     steps = 0.0 if hardware.device_speedup else run.steps_per_action * run.replicas * replica
     learner = steps + samples * parts.sample_learner
     actor = act + parts.insert_actor + fetches * parts.fetch_actor
-    calls = 0.0
-    if not run.in_threads:
-        calls = _CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
-        yield Resource("the counter", calls, 1.0)
     # Caches serve the weights in place of the learner, which serves only them.
     always = run.caches * 1000.0 / CACHE_MS
     fetched = 0.0 if run.caches else fetches
@@ -151,6 +270,10 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
             always * parts.fetch_learner,
         )
         yield from _networks(parts, run, hardware, fetched, always)
+        if run.caches:
+            served = parts.weight_bytes / ACTIONS_PER_UPDATE / min(run.caches, hardware.machines)
+            capacity = hardware.network_gbps * 1e9 / 8
+            yield Resource("the network out of the caches", served, capacity)
 
 
 def _learner_machines(run: Deployment, hardware: Hardware) -> int:
@@ -205,13 +328,9 @@ def _networks(
     yield Resource("the network out of the learner", out, capacity, weights * always)
     yield Resource("the network into the replay", parts.insert_bytes / shards, capacity)
     yield Resource("the network out of the replay", sampled / shards, capacity)
-    if run.caches:
-        served = weights / ACTIONS_PER_UPDATE / min(run.caches, hardware.machines)
-        yield Resource("the network out of the caches", served, capacity)
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A change of one option.
 
     Attributes:
@@ -247,44 +366,41 @@ def best_changes(
     """
     before = predict(parts, run, hardware).actions
     found = []
-    for option, changed, machines in _candidates(run, hardware):
-        after = predict(parts, changed, machines)
+    for option, changes in _candidates(run, hardware):
+        own = {name: value for name, value in changes.items() if hasattr(run, name)}
+        others = {name: value for name, value in changes.items() if name not in own}
+        changed = dataclasses.replace(run, **own)
+        after = predict(parts, changed, dataclasses.replace(hardware, **others))
         gain = after.actions / before if before > 0 else math.inf
         if after.actions > 0 and gain >= _LEAST_GAIN and accepts(changed):
             found.append(Change(option, gain, after))
     return sorted(found, key=lambda change: -change.gain)[:most]
 
 
-def _candidates(run: Deployment, hardware: Hardware) -> Iterator[_Candidate]:
-    """Yields changes of one option each, mostly to twice its value."""
-
-    def option(
-        name: str, value: float | str, **changes: object
-    ) -> tuple[str, Deployment, Hardware]:
-        made: dict[str, Any] = changes or {name: value}
-        return f"--{name.replace('_', '-')} {value}", dataclasses.replace(run, **made), hardware
-
+def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields options, mostly with twice their value, and what they change of run or machines."""
     for name in ("actors", "envs_per_actor", "replay_shards"):
-        changed = option(name, 2 * getattr(run, name))
-        if run.actors * run.envs_per_actor % changed[1].replay_shards == 0:
-            yield changed
+        more: dict[str, Any] = {name: 2 * getattr(run, name)}
+        changed = dataclasses.replace(run, **more)
+        if changed.actors * changed.envs_per_actor % changed.replay_shards == 0:
+            yield f"--{name.replace('_', '-')} {more[name]}", more
     replicas, processes = 2 * run.replicas, 2 * run.learner_processes
     if run.learner_processes > 1:
         both = {"replicas": replicas, "learner_processes": processes}
-        yield option("replicas", f"multi_worker:{processes}", **both)
+        yield f"--replicas multi_worker:{processes}", both
     else:
-        yield option("replicas", replicas)
+        yield f"--replicas {replicas}", {"replicas": replicas}
+    caches = max(1, 2 * run.caches)
     if run.in_threads:
-        yield option("launch", "processes", in_threads=False)
-    elif max(1, 2 * run.caches) <= run.actors:
-        yield option("caches", max(1, 2 * run.caches))
+        yield "--launch processes", {"in_threads": False}
+    elif caches <= run.actors:
+        yield f"--caches {caches}", {"caches": caches}
     samples = run.samples_per_insert / 2
-    fewer = f"{samples:g} (fewer learner steps per action)"
-    yield option("agent.replay.samples-per-insert", fewer, samples_per_insert=samples)
+    option = f"--agent.replay.samples-per-insert {samples:g} (fewer learner steps per action)"
+    yield option, {"samples_per_insert": samples}
     speedup = 2 * hardware.device_speedup if hardware.device_speedup else _SPEEDUP
     machines: dict[str, Any] = {"cores": 2 * hardware.cores, "device_speedup": speedup}
     if hardware.machines > 1:
         machines |= {"machines": 2 * hardware.machines, "network_gbps": 2 * hardware.network_gbps}
     for name, value in machines.items():
-        text = f"--{name.replace('_', '-')} {value:g}"
-        yield text, run, dataclasses.replace(hardware, **{name: value})
+        yield f"--{name.replace('_', '-')} {value:g}", {name: value}

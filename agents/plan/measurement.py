@@ -10,8 +10,9 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import reverb
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
+from agents.agent import Agent, AgentLearner, ExplorationContext
 from agents.config import OffPolicyConfig
 from agents.environment_loop import explore
 from agents.learning.targets import without_averages
@@ -30,7 +31,8 @@ from agents.replay.table import PREFETCHED_BATCHES, TABLE, draw
 from agents.replay.transitions import transitions_per_item
 from agents.task import Task
 from environments.engines import EnvironmentsInTurn
-from launchpad.rpc import courier
+from launchpad.rpc.client import CourierClient
+from launchpad.rpc.server import MethodServer
 from rl_replicator.processes import ports
 
 # The policy is called with one observation and with this many, the learner with the batch and with
@@ -69,7 +71,6 @@ def measure(
     make_agent: Callable[[Any, Any], Agent],
     config: OffPolicyConfig,
     task: Task,
-    what: str,
     settings: Mapping[str, Any],
     seconds: float,
     num_shards: int,
@@ -106,7 +107,7 @@ def measure(
         whole, part = (meter.cost(learner.step, config.steps_per_call, 0.2) for learner in learners)
         figures |= _stepping(whole, part, batch, fewer, figures["sample_learner"])
         figures["gradient_bytes"] = _gradient_bytes(learners[0])
-    return Parts(what=what, settings=settings, machine=_machine(), **figures)
+    return Parts(settings=settings, machine=_machine(), **figures)
 
 
 @contextlib.contextmanager
@@ -190,10 +191,14 @@ def _acting(meter: _Meter, agent: Agent, learner: AgentLearner, task: Task) -> d
     environment = task.make(seed=0)
     alone, length = _environment(meter, environment)
     adder = agent.make_adder(reverb.Client(meter.address), lambda seconds: None)
-    actors = {rows: _actor(agent, learner, [adder] * rows) for rows in (1, _ROWS)}
     first = environment.reset()
-    calls = {}
-    for rows, actor in actors.items():
+    actors, calls = {}, {}
+    for rows in (1, _ROWS):
+        # Late in a run, when the policy acts.
+        contexts = [
+            ExplorationContext(np.random.default_rng(i), lambda: sys.maxsize) for i in range(rows)
+        ]
+        actor = actors[rows] = agent.make_actor(learner, [adder] * rows, contexts)
         for index in range(rows):
             actor.begin(index, first)
         observations = [first.observation] * rows
@@ -243,15 +248,6 @@ def _environment(meter: _Meter, environment: Any) -> tuple[float, int]:
     return meter.cost(act, _CALLS, 0.08).thread, longest
 
 
-def _actor(agent: Agent, learner: AgentLearner, adders: Sequence[Any]) -> BatchActor:
-    # Late in a run, when the policy acts.
-    contexts = [
-        ExplorationContext(np.random.default_rng(i), lambda: sys.maxsize)
-        for i in range(len(adders))
-    ]
-    return agent.make_actor(learner, adders, contexts)
-
-
 def _sampling(meter: _Meter, batch: int) -> dict[str, float]:
     """Measures sampling alone: the samples are not used."""
     signature = reverb.Client(meter.address).server_info()[TABLE].signature
@@ -266,16 +262,17 @@ def _sampling(meter: _Meter, batch: int) -> dict[str, float]:
 
 
 def _fetching(meter: _Meter, learner: AgentLearner) -> dict[str, float]:
-    """Measures remote calls: one that serves the weights, and a small one."""
-    server = courier.Server()
-    server.Bind("get_variables", learner.get_variables)
-    server.Bind("small", lambda: None)
-    server.Start()
-    client = courier.Client(server.address)
+    """Measures remote calls as on one machine: one that serves the weights, and a small one."""
     names = without_averages(learner.network_names)
-    fetch = meter.cost(_repeated(client.get_variables, names), _CALLS, 0.06)
-    small = meter.cost(_repeated(client.small), _CALLS, 0.06)
-    server.Stop()
+    with tempfile.TemporaryDirectory() as folder:
+        server = MethodServer(b"", f"unix:{folder}/socket")
+        server.bind("get_variables", learner.get_variables)
+        server.bind("small", lambda: None)
+        server.start()
+        client = CourierClient(server.address)
+        fetch = meter.cost(_repeated(client.get_variables, names), _CALLS, 0.06)
+        small = meter.cost(_repeated(client.small), _CALLS, 0.06)
+        server.stop()
     weights = learner.get_variables(names)
     return {
         "weight_bytes": float(sum(array.nbytes for array in weights.values())),

@@ -19,8 +19,7 @@ class Parts:
     on the machine affects them far less than wall-clock time.
 
     Attributes:
-      what: the agent and the environment that were measured.
-      settings: further options of the run that was measured, by name.
+      settings: the agent, the environment and further options that were measured, by name.
       machine: description of the machine.
       environment: one action in an environment, in the actor's thread.
       policy_call: one call of the policy, without its observations, in the actor's thread.
@@ -49,7 +48,6 @@ class Parts:
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
-    what: str
     settings: Mapping[str, Any]
     machine: str
     environment: float
@@ -86,13 +84,12 @@ class Parts:
             raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error
 
     @classmethod
-    def load(cls, path: Path, what: str, settings: Mapping[str, Any]) -> Self:
+    def load(cls, path: Path, settings: Mapping[str, Any]) -> Self:
         """Reads what `save` wrote.
 
         Args:
           path: the file.
-          what: the agent and the environment that must have been measured.
-          settings: the further options, likewise.
+          settings: what must have been measured.
 
         Raises:
           UsageError: if the file holds anything else.
@@ -104,15 +101,11 @@ class Parts:
                 f"--parts: expected what this version of 'rl-replicator plan' has measured, got "
                 f"{path} ({str(error).splitlines()[0]}); remove it to measure again"
             ) from error
-        measured = {"agent and environment": parts.what, **parts.settings}
-        for name, ours in {"agent and environment": what, **settings}.items():
-            theirs = measured.get(name)
-            check_option(
-                ours == theirs,
-                "parts",
-                f"parts that were measured with {name.replace('_', '-')} {ours}",
-                f"{path}, measured with {theirs}; choose another file",
-            )
+        for name, ours in settings.items():
+            theirs = parts.settings.get(name)
+            expected = f"parts that were measured with {name.replace('_', '-')} {ours}"
+            received = f"{path}, measured with {theirs}; choose another file"
+            check_option(ours == theirs, "parts", expected, received)
         return parts
 
 

@@ -12,12 +12,12 @@ from markupsafe import Markup, escape
 
 from agents.reports import charts
 from agents.reports.charts import Line, axis_number, chart
-from agents.reports.reading import Family, Reading, ReportedRun
+from agents.reports.reading import Reading, ReportedRun
 from agents.runs import advice
-from rl_replicator.errors import UsageError
-from rl_replicator.runs import comparison, events, plots, statistics
-from rl_replicator.runs.plots import Curve, EvaluatedRun
+from rl_replicator.runs import comparison, evaluations, events, statistics
+from rl_replicator.runs.evaluations import ComparedConfig, Curve, EvaluatedRun
 from rl_replicator.runs.progress_line import clock
+from rl_replicator.runs.statistics import number
 
 # Results of more configs are not shown as tiles.
 _MOST_TILES = 2
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
     head: Sequence[Any]
     rows: Sequence[Sequence[Any]]
-    numeric: Sequence[int]
+    numeric: Sequence[int] = ()
 
 
 class Tile(NamedTuple):
@@ -63,39 +63,29 @@ class Plot(NamedTuple):
 
 def title(reading: Reading) -> str:
     """Returns the title of the report."""
+    if not reading.runs:
+        return "Waiting for metrics"
     trained = list(dict.fromkeys(run.trainable for run in reading.runs))
     about = " and ".join(trained) if len(trained) <= 2 else f"{len(trained)} algorithms"
-    tasks = reading.tasks
-    if not tasks:
-        return about or "Waiting for metrics"
-    return f"{about} on {tasks[0] if len(tasks) == 1 else f'{len(tasks)} tasks'}"
+    tasks = list(dict.fromkeys(run.task for run in reading.runs if run.task))
+    where = [f"on {tasks[0] if len(tasks) == 1 else f'{len(tasks)} tasks'}"] if tasks else []
+    return " ".join([about, *where])
 
 
 def counts(reading: Reading) -> str:
     """Returns how many runs, configs, tasks and seeds the report shows."""
-    seeds = {run.seed for run in reading.runs if run.seed is not None}
     numbers = {
         "run": len(reading.runs),
         "config": len(reading.configs),
-        "task": len(reading.tasks),
-        "seed": len(seeds),
+        "task": len({run.task for run in reading.runs if run.task}),
+        "seed": len({run.seed for run in reading.runs if run.seed is not None}),
     }
-    return " · ".join(_count(number, name) for name, number in numbers.items() if number)
+    return " · ".join(_count(count, name) for name, count in numbers.items() if count)
 
 
-def names(reading: Reading) -> list[str]:
-    """Returns a short name for each config: the settings in which it differs from the others."""
-    settings = [config.identity for config in reading.configs]
-    labels = plots.short_labels(settings)
-    # A single config differs from none.
-    return [
-        label or str(one.get("trainable", "")) for label, one in zip(labels, settings, strict=True)
-    ]
-
-
-def letter(reading: Reading, index: int) -> Markup | None:
-    """Returns the letter of a config in its colour; None if there is only one config."""
-    if len(reading.configs) < 2:
+def letter(reading: Reading, index: int | None) -> Markup | None:
+    """Returns the letter of a config in its colour; None for none, or if there is only one."""
+    if len(reading.configs) < 2 or index is None:
         return None
     style, label = f"letter c{index % charts.COLOURS}", reading.configs[index].label
     return Markup('<span class="{}">{}</span>').format(style, label)
@@ -113,8 +103,7 @@ def tiles(reading: Reading) -> Iterator[Tile]:
     yield _progress_tile(reading)
     longest = max(reading.runs, key=lambda run: run.seconds)
     several = ", the longest run" if len(reading.runs) > 1 else ""
-    rate = f"{statistics.number(longest.rate)} steps/s{several}"
-    yield Tile("Clock", clock(longest.seconds), rate)
+    yield Tile("Clock", clock(longest.seconds), f"{number(longest.rate)} steps/s{several}")
     limits = [
         explained[-1].removeprefix("bottleneck: ").partition(";")[0].partition(",")[0]
         for run in reading.runs
@@ -123,65 +112,61 @@ def tiles(reading: Reading) -> Iterator[Tile]:
     if limits:
         most = max(sorted(set(limits)), key=limits.count)
         yield Tile("Bottleneck", most, f"{limits.count(most)} of {_count(len(limits), 'run')}")
-    survived = sum(len(events.faults(events.read(run.path))) for run in reading.runs)
+    survived, _ = faults(reading)
     if survived:
         yield Tile("Faults survived", str(survived), "restarts and continuations")
 
 
-def curves(reading: Reading) -> Iterator[tuple[list[Markup], list[Plot]]]:
-    """Yields for each family its legend, and a chart for each task with a line for each config."""
-    labels = names(reading)
-    for first, family in reading.numbered_families():
-        several = len(family.configs) > 1
-        legend = []
-        for index, config in enumerate(family.configs, first):
-            seeds = sorted({curve.seeds for curve in config.curves.values()})
-            text = " to ".join(dict.fromkeys((str(seeds[0]), str(seeds[-1]))))
-            entry = Markup("{}{} <small>{} {}</small>").format(
-                letter(reading, index) or "",
-                labels[index],
-                text,
-                "seed" if seeds == [1] else "seeds",
-            )
-            legend.append(entry)
-        shared = {str(config.identity.get("trainable", "")) for config in family.configs}
-        trained = (
-            (shared.pop() if len(shared) == 1 else family.y_label) if several else labels[first]
-        )
-        size = _WHOLE if len(family.tasks) == 1 else _HALF
-        drawn = []
-        for task in family.tasks:
-            lines = [
-                _line(index, config.label, labels[index], config.curves[task], reading)
-                for index, config in enumerate(family.configs, first)
-                if task in config.curves
-            ]
-            about = f"{task or trained}, {family.y_label} over {family.x_label}"
-            svg = chart(lines, size, about)
-            drawn.append(Plot(task or trained, family.y_label, family.x_label, svg))
-        yield legend if len(reading.configs) > 1 else [], drawn
+def legend(reading: Reading) -> list[Markup]:
+    """Returns the letter, the name and the number of seeds of each config; [] for a single one."""
+    entries = []
+    for index, config in enumerate(reading.configs):
+        seeds = sorted({curve.seeds for curve in config.curves.values()})
+        text = " to ".join(dict.fromkeys((str(seeds[0]), str(seeds[-1]))))
+        words = letter(reading, index), config.name, text, "seed" if seeds == [1] else "seeds"
+        entries.append(Markup("{}{} <small>{} {}</small>").format(*words))
+    return entries if len(entries) > 1 else []
 
 
-def results(reading: Reading) -> Iterator[tuple[Table, Table | None]]:
-    """Yields for each family the table of its results, and that of its pairs of configs."""
-    for first, family in reading.numbered_families():
-        rows = [
-            [task or "–", letter(reading, index), *_cells(config.curves[task])]
-            for task in family.tasks
-            for index, config in enumerate(family.configs, first)
+def curves(reading: Reading) -> Iterator[Plot]:
+    """Yields a chart for each task with a line for each config."""
+    x_label, y_label = reading.labels
+    trained = {str(config.identity.get("trainable", "")) for config in reading.configs}
+    for task in reading.tasks:
+        lines = [
+            _line(index, config, config.curves[task], len(reading.configs) > 1)
+            for index, config in enumerate(reading.configs)
             if task in config.curves
         ]
-        for name, measure in _MEASURES.items():
-            for index, config in enumerate(family.configs, first):
-                if len(config.curves) > 1:
-                    scores = _scores(config)
-                    interval = str(statistics.bootstrap(measure, scores))
-                    seeds = sum(map(len, scores))
-                    about = f"{name} of {len(scores)} tasks"
-                    rows.append([about, letter(reading, index), "", interval, seeds, "", ""])
-        title = "config" if len(reading.configs) > 1 else ""
-        head = ["task", title, "at", f"mean {family.y_label} [95 %]", "seeds", "range", "best"]
-        yield Table(head, rows, (2, 3, 4, 5, 6)), _pairs(family)
+        name = task or (trained.pop() if len(trained) == 1 else y_label)
+        size = _WHOLE if len(reading.tasks) == 1 else _HALF
+        svg = chart(lines, size, f"{name}, {y_label} over {x_label}")
+        yield Plot(name, y_label, x_label, svg)
+
+
+def results(reading: Reading) -> Iterator[Table]:
+    """Yields the table of the results, and that of the pairs of configs."""
+    rows = [
+        [task or "–", letter(reading, index), *_cells(config.curves[task])]
+        for task in reading.tasks
+        for index, config in enumerate(reading.configs)
+        if task in config.curves
+    ]
+    for name, measure in _MEASURES.items():
+        for index, config in enumerate(reading.configs):
+            scores = _scores(config)
+            if len(scores) > 1:
+                interval = str(statistics.bootstrap(measure, scores))
+                about = f"{name} of {len(scores)} tasks"
+                seeds = sum(map(len, scores))
+                rows.append([about, letter(reading, index), "", interval, seeds, "", ""])
+    column = "config" if len(reading.configs) > 1 else ""
+    head = ["task", column, "at", f"mean {reading.labels[1]} [95 %]", "seeds", "range", "best"]
+    yield Table(head, rows, (2, 3, 4, 5, 6))
+    pairs = comparison.pairs(reading.configs)
+    if pairs:
+        cells = [[f"{pair.first} − {pair.second}", *pair.cells] for pair in pairs]
+        yield Table(["pair", *comparison.COLUMNS], cells, (1, 2, 3, 4))
 
 
 def times(reading: Reading) -> Iterator[tuple[int, dict[str, dict[str, float]], Markup]]:
@@ -204,23 +189,24 @@ def times(reading: Reading) -> Iterator[tuple[int, dict[str, dict[str, float]], 
 
 def training(reading: Reading) -> Iterator[Plot]:
     """Yields a small chart for each figure of training."""
-    labels, details = names(reading), [run.details() for run in reading.runs]
-    found = dict.fromkeys((name, series.x_label) for one in details for name, series in one.items())
-    shown = [key for key in found if key[0] not in _COUNTERS][:_MOST_DETAILS]
-    for name, x_label in shown:
-        read = [
-            (index, EvaluatedRun(run.settings, run.seed, one[name]))
-            for index, run, one in zip(reading.places, reading.runs, details, strict=True)
-            if name in one and one[name].x_label == x_label
-        ]
+    details = [
+        (place, run, run.details())
+        for place, run in zip(reading.places, reading.runs, strict=True)
+        if place is not None
+    ]
+    names = dict.fromkeys(name for _, _, one in details for name in one if name not in _COUNTERS)
+    for name in list(names)[:_MOST_DETAILS]:
+        found: dict[int, list[EvaluatedRun]] = {}
+        for place, run, one in details:
+            if name in one:
+                own = EvaluatedRun(run.settings, run.seed, one[name])
+                found.setdefault(place, []).append(own)
         lines = [
-            Line("", labels[index], index, curve.steps, curve.values.mean(axis=0))
-            for index in sorted({index for index, _ in read})
-            for curve in plots.merged([one for i, one in read if i == index])
+            Line("", reading.configs[place].name, place, one.steps, one.values.mean(axis=0))
+            for place, own in sorted(found.items())
+            for one in evaluations.merged(own)
         ]
-        # Agents and learners count different steps.
-        over = f" over {x_label}" if [one for one, _ in shown].count(name) > 1 else ""
-        about = f"{name.replace('_', ' ')}{over}"
+        about = name.replace("_", " ")
         yield Plot(about, "", "", chart(lines, _SMALL, about))
 
 
@@ -236,7 +222,7 @@ def faults(reading: Reading) -> tuple[int, Table]:
             what = Markup('<span class="{}">{}</span>').format(style, event.event)
             time = event.time.replace("T", " ").removesuffix("Z")
             rows.append([time, run.name, event.node, what, event.detail])
-    return count, Table(["time (UTC)", "run", "node", "event", "detail"], rows, ())
+    return count, Table(["time (UTC)", "run", "node", "event", "detail"], rows)
 
 
 def advised(reading: Reading) -> list[tuple[str, list[Markup]]]:
@@ -248,7 +234,7 @@ def advised(reading: Reading) -> list[tuple[str, list[Markup]]]:
 def settings(reading: Reading) -> tuple[Table, Table]:
     """Returns the settings in which the configs differ, and those that they share."""
     identities = [config.identity for config in reading.configs]
-    differing = plots.differing(identities)
+    differing = reading.configs[0].settings
     rows = [[_code(name), *(_written(one.get(name)) for one in identities)] for name in differing]
     head = ["setting", *(letter(reading, index) for index in range(len(identities)))]
     shared = [
@@ -270,7 +256,7 @@ def runs(reading: Reading) -> Table:
             f"{run.steps:,}",
             _state(run, reading.read_at),
             clock(run.seconds),
-            statistics.number(run.rate),
+            number(run.rate),
         ]
         for place, run in zip(reading.places, reading.runs, strict=True)
     ]
@@ -279,8 +265,8 @@ def runs(reading: Reading) -> Table:
     return Table(head, rows, (3, 4, 6, 7))
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
+def _count(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def _code(text: str) -> Markup:
@@ -308,48 +294,32 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s ago"
 
 
-def _scores(config: comparison.ComparedConfig) -> list[np.ndarray]:
+def _scores(config: ComparedConfig) -> list[np.ndarray]:
     """Returns for each task the last figures of its seeds."""
     return [curve.values[:, -1] for curve in config.curves.values()]
 
 
 def _result_tiles(reading: Reading) -> Iterator[Tile]:
     """Yields the mean result over tasks and seeds: of one config, of both, or of the best one."""
-    families = [family for family in reading.families for _ in family.configs]
-    for index in _highlighted(reading):
-        config = reading.configs[index]
-        scores = _scores(config)
+    shown, name = range(len(reading.configs)), reading.labels[1]
+    if len(reading.configs) > _MOST_TILES:
+        have_same_tasks = len({frozenset(one.curves) for one in reading.configs}) == 1
+        if reading.is_lowest_best is None or not have_same_tasks:
+            return
+        means = [float(statistics.mean(_scores(config))) for config in reading.configs]
+        best = _best(means, reading.is_lowest_best)
+        shown = range(best, best + 1)
+        name = f"{'lowest' if reading.is_lowest_best else 'highest'} {name}"
+    for index in shown:
+        scores = _scores(reading.configs[index])
         interval = statistics.bootstrap(statistics.mean, scores)
         about = [_count(max(len(score) for score in scores), "seed")]
         if len(scores) > 1:
             about.append(f"mean of {len(scores)} tasks")
         if np.isfinite(interval.low):
-            about.append(
-                f"95 %: {statistics.number(interval.low)} to {statistics.number(interval.high)}"
-            )
-        name = families[index].y_label
-        if len(reading.configs) > _MOST_TILES:
-            name = f"{'lowest' if _is_lowest_best(config) else 'highest'} {name}"
+            about.append(f"95 %: {number(interval.low)} to {number(interval.high)}")
         head = Markup("{}{}").format(letter(reading, index) or "", name[:1].upper() + name[1:])
-        yield Tile(head, statistics.number(interval.value), ", ".join(about))
-
-
-def _highlighted(reading: Reading) -> list[int]:
-    if len(reading.configs) <= _MOST_TILES:
-        return list(range(len(reading.configs)))
-    families = [family for family in reading.families if family.is_evaluated] or reading.families
-    configs = [config for family in families for config in family.configs]
-    is_lowest_best = _is_lowest_best(configs[0])
-    are_comparable = len(families) == 1 and len({frozenset(one.curves) for one in configs}) == 1
-    if is_lowest_best is None or not are_comparable:
-        return []
-    means = [float(statistics.mean(_scores(config))) for config in configs]
-    return [reading.configs.index(configs[_best(means, is_lowest_best)])]
-
-
-def _is_lowest_best(config: comparison.ComparedConfig) -> bool | None:
-    """Whether lower is better, for the figure that all curves share; None if unknown."""
-    return next(iter(config.curves.values())).is_lowest_best
+        yield Tile(head, number(interval.value), ", ".join(about))
 
 
 def _best(values: Sequence[float] | np.ndarray, is_lowest_best: bool) -> int:
@@ -370,10 +340,11 @@ def _progress_tile(reading: Reading) -> Tile:
     return Tile("Progress", value, f"{about}written {newest}")
 
 
-def _line(index: int, label: str, name: str, curve: Curve, reading: Reading) -> Line:
+def _line(index: int, config: ComparedConfig, curve: Curve, is_one_of_several: bool) -> Line:
     bands = (curve.values.min(axis=0), curve.values.max(axis=0)) if curve.seeds > 1 else ()
-    label = label if len(reading.configs) > 1 else ""
-    return Line(label, label or name, index, curve.steps, curve.values.mean(axis=0), *bands)
+    label = config.label if is_one_of_several else ""
+    mean = curve.values.mean(axis=0)
+    return Line(label, label or config.name, index, curve.steps, mean, *bands)
 
 
 def _cells(curve: Curve) -> list[Any]:
@@ -381,34 +352,11 @@ def _cells(curve: Curve) -> list[Any]:
     if curve.is_lowest_best is not None:
         mean = curve.values.mean(axis=0)
         index = _best(mean, curve.is_lowest_best)
-        best = f"{statistics.number(mean[index])} @ {axis_number(curve.steps[index])}"
-    interval = str(statistics.bootstrap(statistics.mean, [last]))
-    several = curve.seeds > 1
+        best = f"{number(mean[index])} @ {axis_number(curve.steps[index])}"
     return [
         f"{curve.steps[-1]:,.0f}",
-        Markup("<b>{}</b>").format(interval),
+        Markup("<b>{}</b>").format(str(statistics.bootstrap(statistics.mean, [last]))),
         curve.seeds if curve.runs == curve.seeds else curve.counted,
-        f"{statistics.number(last.min())} to {statistics.number(last.max())}" if several else "–",
+        f"{number(last.min())} to {number(last.max())}" if curve.seeds > 1 else "–",
         best,
     ]
-
-
-def _pairs(family: Family) -> Table | None:
-    try:
-        pairs = comparison.pairs(family.configs) if len(family.configs) > 1 else []
-    except UsageError:  # No task in common.
-        return None
-    improvement = "probability of improvement [95 %]"
-    head = ["pair", "tasks", "at", "difference [95 %]", improvement, "verdict"]
-    rows = [
-        [
-            f"{pair.first} − {pair.second}",
-            len(pair.steps),
-            pair.at or "–",
-            str(pair.difference) if pair.steps else "–",
-            str(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
-            pair.verdict,
-        ]
-        for pair in pairs
-    ]
-    return Table(head, rows, (1, 2, 3, 4)) if rows else None

@@ -11,8 +11,8 @@ import tyro
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments.errors import lacks
 from rl_replicator.errors import ConfigError, check_option
-from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
+from rl_replicator.runs.run import SILENT, RunListener
 
 if TYPE_CHECKING:
     from acme import specs
@@ -199,7 +199,7 @@ class AgentCommand:
         return 0
 
     def exported(self, run_dir: Path, best: bool, license_name: str | None) -> "ExportedModel":
-        """Returns the policy of a run as a model; see `rl_replicator.cli.export`.
+        """Returns the policy of a run as a model; see `rl_replicator.cli.results`.
 
         Args:
           run_dir: directory of the run.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.nodes.run_plan import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.profiler import parse_span
-from rl_replicator.runs.score import Score
 
 if TYPE_CHECKING:
     from agents.task import Task

@@ -15,7 +15,7 @@ from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError, check_option
-from rl_replicator.runs import plots
+from rl_replicator.runs import evaluations, plots
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, progress_text
 from rl_replicator.runs.run_directory import RunDirectory
@@ -168,7 +168,7 @@ def report(run: RunDirectory, options: AgentOptions, has_times: bool) -> None:
         flush=True,
     )
     try:
-        print(plots.plot([plots.read(run.path)], run.plot), flush=True)
+        print(plots.plot([evaluations.read(run.path)], run.plot), flush=True)
     except (UsageError, OSError) as error:  # The run is complete all the same.
         _LOG.warning("no plot was drawn: %s", error)
 

@@ -25,8 +25,7 @@ from agents.runs.options import AgentOptions
 from agents.runs.results import AgentProgressLine
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, trackers
-from rl_replicator.runs.listener import NewRows, RunListener
-from rl_replicator.runs.run import Run, opened
+from rl_replicator.runs.run import NewRows, Run, RunListener, opened
 from rl_replicator.runs.run_directory import RunDirectory, choose, folder_name
 
 _RUNS = Path("runs")

@@ -1,25 +1,30 @@
-"""The results of a suite: one row for each task, seed and evaluation, and measures over them."""
+"""The results of a suite: one row for each task, seed and evaluation; measures; published ones."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import statistics
+from rl_replicator.runs import atomic_file, statistics
+from rl_replicator.runs.evaluations import rows_that_count
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.score import rows_that_count
 
 # Last evaluations of runs that were asked for the same number of steps may differ by one action.
 _MARK_TOLERANCE = 0.02
+# Published returns, in a checkout of the repository; an installed package has none.
+ANCHORS = Path(__file__).parents[2] / "docs" / "results" / "anchors.csv"
+MEASURES: Mapping[str, Callable[..., np.ndarray]] = {
+    "mean": statistics.mean,
+    "interquartile mean": statistics.interquartile_mean,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +108,16 @@ def read_run(run_dir: Path) -> list[ResultRow]:
 
 def write(path: Path, rows: Iterable[ResultRow]) -> None:
     """Writes rows as CSV, atomically; an undefined number is an empty cell."""
-    names = [field.name for field in dataclasses.fields(ResultRow)]
-    write_table(path, names, ([getattr(row, name) for name in names] for row in rows))
+    with atomic_file.replacing(path) as new, new.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(field.name for field in dataclasses.fields(ResultRow))
+        writer.writerows(map(_cell, dataclasses.astuple(row)) for row in rows)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if math.isnan(value) else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def read(path: Path) -> list[ResultRow]:
@@ -116,7 +129,7 @@ def read(path: Path) -> list[ResultRow]:
     kinds = {field.name: _TYPES[str(field.type)] for field in dataclasses.fields(ResultRow)}
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
-        if set(reader.fieldnames or ()) != set(kinds):
+        if list(reader.fieldnames or ()) != list(kinds):
             raise UsageError(
                 f"expected the columns {', '.join(kinds)} in {path}, got "
                 f"{', '.join(reader.fieldnames or ()) or 'none'}"
@@ -124,28 +137,6 @@ def read(path: Path) -> list[ResultRow]:
         return [
             ResultRow(**{name: kinds[name](row[name] or "nan") for name in kinds}) for row in reader
         ]
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file atomically.
-
-    Args:
-      path: the path of the file.
-      columns: their names.
-      rows: cells; a NaN becomes an empty cell, other floats get three decimals.
-    """
-    new = path.with_suffix(".csv.new")
-    with new.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_cell(value) for value in row] for row in rows)
-    os.replace(new, path)
-
-
-def _cell(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return "" if math.isnan(value) else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
@@ -188,12 +179,6 @@ def at_end(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
     return at_mark((row for row in rows if (row.task, row.seed) in complete), steps)
 
 
-MEASURES: Mapping[str, Callable[..., np.ndarray]] = {
-    "mean": statistics.mean,
-    "interquartile mean": statistics.interquartile_mean,
-}
-
-
 def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics.Interval]:
     """Computes the measures over all tasks and seeds, with 95 % bootstrap intervals.
 
@@ -207,16 +192,57 @@ def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics
     return {name: statistics.bootstrap(measure, scores) for name, measure in MEASURES.items()}
 
 
-def write_summary(path: Path, rows: Sequence[ResultRow], steps: int) -> None:
-    """Writes the measures of the complete runs at their number of steps as CSV, atomically."""
-    marked = at_end(rows, steps)
-    intervals = summarize(marked) if marked else {}
-    seeds = [len(found) for found in marked.values()]
-    write_table(
-        path,
-        ("environment_steps", "measure", "value", "low", "high", "tasks", "fewest_seeds", "runs"),
-        (
-            (steps, name, one.value, one.low, one.high, len(marked), min(seeds), sum(seeds))
-            for name, one in intervals.items()
-        ),
-    )
+@dataclasses.dataclass(frozen=True)
+class Anchors:
+    """Mean returns of published algorithms at one number of environment steps.
+
+    Attributes:
+      returns: algorithm -> task -> mean return over seeds. The updates per environment step are
+        part of an algorithm's name, such as "BRO (10)", if its publication states them.
+    """
+
+    returns: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def read(cls, path: Path, observations: str, steps: int) -> Anchors:
+        """Reads the returns at exactly `steps` environment steps.
+
+        Args:
+          path: CSV file with the columns of `docs/results/anchors.csv`.
+          observations: "state" or "pixels".
+          steps: environment steps.
+
+        Raises:
+          UsageError: if there is no such file, or it has other columns or values.
+        """
+        returns: dict[str, dict[str, float]] = {}
+        place = f"{path}"
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                for line, row in enumerate(csv.DictReader(file), 2):
+                    place = f"{path}, line {line}"
+                    updates, at = row["updates_per_step"], int(row["environment_steps"])
+                    name = f"{row['algorithm']} ({updates})" if updates else row["algorithm"]
+                    value = float(row["return_mean"])
+                    if row["observations"] == observations and at == steps:
+                        returns.setdefault(name, {})[row["task"]] = value
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            columns = "task, observations, algorithm, updates_per_step, environment_steps"
+            raise UsageError(
+                f"--anchors: expected the columns {columns} and return_mean, as in "
+                f"docs/results/anchors.csv, got {place}: {error}"
+            ) from None
+        return cls(returns)
+
+    def measured(self, measure: str, algorithm: str, tasks: Collection[str]) -> float | None:
+        """Returns a measure over the means of tasks; None if one is missing, or there are none.
+
+        Args:
+          measure: one of `MEASURES`.
+          algorithm: a key of `returns`.
+          tasks: names of environments.
+        """
+        known = self.returns.get(algorithm, {})
+        if not tasks or any(task not in known for task in tasks):
+            return None
+        return float(MEASURES[measure]([np.array([known[task]]) for task in tasks]))

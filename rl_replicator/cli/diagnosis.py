@@ -1,4 +1,4 @@
-"""Checks that the installed packages are compatible with each other and with this machine.
+"""`rl-replicator doctor`: checks that the installed packages fit each other and this machine.
 
 Other packages add findings: an entry point of the group `rl_replicator.diagnostics` is a function
 without arguments that returns an iterable of `Finding`.
@@ -6,17 +6,20 @@ without arguments that returns an iterable of `Finding`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import NamedTuple
 
 import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
+
+from rl_replicator.cli import options
 
 GROUP = "rl_replicator.diagnostics"
 OK, NOTE, WRONG = "ok", "note", "WRONG"
@@ -50,6 +53,24 @@ class Finding(NamedTuple):
     subject: str
     text: str
     advice: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DoctorOptions:
+    """Check versions, devices and rendering; exit with status 1 if something does not fit."""
+
+
+def doctor(args: Sequence[str]) -> int:
+    """Prints one line per finding, with advice if something is wrong."""
+    options.parse(DoctorOptions, "rl-replicator doctor", args)
+    wrong = 0
+    for finding in examine():
+        wrong += finding.verdict == WRONG
+        advice = f"; {finding.advice}" if finding.advice else ""
+        print(f"{finding.verdict:<5} {finding.subject}: {finding.text}{advice}", flush=True)
+    told = f"Does not fit: {wrong}. Lines marked {WRONG} say what to do." if wrong else "All fits."
+    print(f"\n{told}")
+    return 1 if wrong else 0
 
 
 def examine() -> Iterator[Finding]:

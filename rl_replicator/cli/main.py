@@ -2,15 +2,17 @@
 
 Other packages extend it through entry points, so that this package does not depend on them:
 
-  rl_replicator.commands      a module with `SUMMARY`, a line for the help, and
-                              `run(args) -> exit status`. Imported by `--help`, so it must be light.
+  rl_replicator.commands      a function `(args) -> exit status`; the first line of its docstring is
+                              its line in the help, which reads it without importing the module.
   rl_replicator.usage_errors  a tuple of exception classes whose text is shown as one line.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -21,24 +23,15 @@ from pathlib import Path
 from rl_replicator.cli import streams
 from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
 
-# Command -> (module with `run(args) -> exit status`, its line in the help).
+# Command -> (function that runs it, its line in the help).
 COMMANDS = {
-    "train": ("rl_replicator.cli.train", "train an agent or a learner: train NAME [options]"),
-    "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
-    "export": (
-        "rl_replicator.cli.export",
-        "write a run's model for other programs: export RUN_DIR",
-    ),
-    "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
-    "compare": (
-        "rl_replicator.cli.compare",
-        "compare the runs of several configs: compare RUN_DIR...",
-    ),
-    "sweep": (
-        "rl_replicator.cli.sweep",
-        "search for good settings: sweep NAME --search 'option=expression'",
-    ),
-    "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
+    "train": ("train:run", "trains an agent or a learner: train NAME [options]"),
+    "eval": ("results:evaluate", "evaluates the newest checkpoint of a run: eval RUN_DIR"),
+    "export": ("results:export", "writes a run's model for other programs: export RUN_DIR"),
+    "plot": ("results:plot", "plots the evaluations of runs: plot RUN_DIR..."),
+    "compare": ("results:compare", "compares the runs of several configs: compare RUN_DIR..."),
+    "sweep": ("sweep:run", "searches for good settings: sweep NAME --search 'option=expression'"),
+    "doctor": ("diagnosis:doctor", "checks versions, devices and rendering on this machine"),
 }
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
@@ -159,10 +152,12 @@ def _run(args: list[str]) -> int:
         print(_version())
         return 0
     if name in COMMANDS:
-        return importlib.import_module(COMMANDS[name][0]).run(args[1:])
+        module, _, function = COMMANDS[name][0].partition(":")
+        found = importlib.import_module(f"rl_replicator.cli.{module}")
+        return getattr(found, function)(args[1:])
     registered = metadata.entry_points(group=COMMAND_GROUP)
     if name in registered.names:
-        return registered[name].load().run(args[1:])
+        return registered[name].load()(args[1:])
     known = names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -203,7 +198,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _help() -> str:
     texts = {name: text for name, (_, text) in COMMANDS.items()}
     for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name):
-        texts[entry.name] = entry.load().SUMMARY
+        texts[entry.name] = _summary(entry)
     width = max(map(len, texts))
     lines = [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(
@@ -219,6 +214,18 @@ def _help() -> str:
             "'rl-replicator train d4pg --help'.",
         ]
     )
+
+
+def _summary(entry: metadata.EntryPoint) -> str:
+    """Returns the first line of a function's docstring; "" if there is none."""
+    spec = importlib.util.find_spec(entry.module)
+    if spec is None or spec.origin is None:
+        return ""
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            return f"{first[:1].lower()}{first[1:]}"
+    return ""
 
 
 def _version() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,6 +12,8 @@ import tyro
 from rl_replicator.errors import UsageError
 
 Options = TypeVar("Options")
+# The type of a positional directory; the options class documents what it is.
+RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
 # The type of a positional list of directories; the options class documents what they are.
 RunDirs = Annotated[
     tuple[Path, ...],
@@ -82,21 +84,23 @@ def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
-def check_no_config(words: Sequence[str], command: str) -> None:
-    """Checks that a command that takes the options of `train` is not given a file of options.
+def check_not_given(words: Sequence[str], names: Collection[str], command: str) -> None:
+    """Checks that a command that takes the options of `train` is not given some of them.
 
     Args:
       words: the words for `train`.
+      names: the options that it does not take, each with `--`.
       command: the command as the user typed it.
 
     Raises:
-      UsageError: if there is `--config`.
+      UsageError: if there is one of them.
     """
-    if any(word.partition("=")[0] == "--config" for word in words):
-        raise UsageError(
-            f"expected no --config after '{command}', which only 'rl-replicator train' takes; give "
-            "the settings of the file as options"
-        )
+    for word in words:
+        if word.partition("=")[0].replace("_", "-") in names:
+            raise UsageError(
+                f"expected no {word} after '{command}', which sets it for each run, or takes only "
+                "single options in its place"
+            )
 
 
 def names_of(kind: type) -> set[str]:

@@ -1,10 +1,8 @@
 """`rl-replicator sweep NAME --search "option=expression" [options]`."""
 
-import contextlib
 import dataclasses
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,25 +64,17 @@ class SweepOptions:
     runs/sweep/NAME."""
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seeds", "grace"):
+        lowest = {"trials": 1, "seeds": 1, "grace": 1, "reduction": 2, "parallel": 1}
+        is_population = self.scheduler == "pbt"
+        if is_population:
+            lowest |= {"trials": 2, "interval": 1}
+        for name, least in lowest.items():
             value = getattr(self, name)
-            check_option(value >= 1, name, "at least 1", value)
-        interval, is_population = self.interval, self.scheduler == "pbt"
+            is_good = name == "parallel" if value is None else value >= least
+            check_option(is_good, name, f"at least {least} with {self.scheduler}", value)
         check_option(
-            (interval is not None) == is_population and (interval is None or interval >= 1),
-            "interval",
-            "at least 1 with --scheduler pbt, and none without",
-            interval,
+            is_population or self.interval is None, "interval", "none without pbt", self.interval
         )
-        check_option(
-            self.trials >= 2 or not is_population,
-            "trials",
-            "at least 2 with --scheduler pbt",
-            self.trials,
-        )
-        check_option(self.reduction >= 2, "reduction", "at least 2", self.reduction)
-        parallel = self.parallel
-        check_option(parallel is None or parallel >= 1, "parallel", "at least 1", parallel)
 
 
 def run(args: Sequence[str]) -> int:
@@ -105,11 +95,8 @@ def run(args: Sequence[str]) -> int:
         known = ", ".join(trainables.names()) or "none is registered"
         raise UsageError(f"expected something to train ({known}) after '{_COMMAND}', got nothing")
     chosen = options.parse(SweepOptions, _COMMAND, ours)
-    for word in theirs:
-        if word.partition("=")[0].replace("_", "-") in _OURS:
-            raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
-    plan = _plan(chosen, theirs)
-    return sweep.run(plan)
+    options.check_not_given(theirs, _OURS, _COMMAND)
+    return sweep.run(_plan(chosen, theirs))
 
 
 def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:
@@ -126,8 +113,9 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:
     parameters = space.parse_all(chosen.search)
 
     settings = trainable.parse(theirs, {})
-    _check_searchable(parameters)
-    _check_not_given(theirs, parameters)
+    given = {word.partition("=")[0].replace("_", "-") for word in theirs}
+    for one in parameters:
+        _check_searchable(one.option, given)
     has_seed = _setting(settings, "seed") is not None
     if not has_seed and chosen.seeds > 1:
         raise UsageError(
@@ -137,17 +125,15 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:
     run_dir = chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name)
     quiet = ["--no-video"] if hasattr(settings, "video") and "--video" not in theirs else []
     arguments = [*quiet, *sweep.own_words(seeds[0], run_dir), *theirs]
-    last = frozenset(one.option for one in parameters if _is_last(trainable, arguments, one))
     # A run must accept the example values of every search, one at a time.
     for one in parameters:
-        words = [sweep.placed(arguments, [(one, x)], last) for x in one.space.examples()]
+        words = [sweep.placed(arguments, [(one, x)]) for x in one.examples()]
         values = [_setting(trainable.parse(tried, {}), one.option) for tried in words]
         if chosen.scheduler == "pbt":
             _check_changeable(trainable, one, values)
     return sweep.SweepPlan(
         name=chosen.name,
         arguments=tuple(theirs),
-        last=last,
         quiet=tuple(quiet),
         options=to_plain(settings),
         search=Search(
@@ -169,48 +155,23 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:
     )
 
 
-def _is_last(trainable: trainables.Trainable, arguments: Sequence[str], one: Parameter) -> bool:
-    """Returns whether a searched option belongs to a dataclass that a word like 'kind:b' chooses.
-
-    Such an option must follow the word.
-    """
-    if not any(":" in word and not word.startswith("-") for word in arguments):
-        return False
-    words = one.words(one.space.examples()[0])
-    accepted = []
-    for tried in ([*words, *arguments], [*arguments, *words]):
-        with contextlib.redirect_stderr(io.StringIO()):
-            try:
-                trainable.parse(tried, {})
-                accepted.append(True)
-            except (UsageError, SystemExit):
-                accepted.append(False)
-    return accepted == [False, True]
-
-
-def _check_searchable(parameters: Sequence[Parameter]) -> None:
-    for one in parameters:
-        if f"--{one.option}" in ("--run-dir", *_OURS):
-            raise UsageError(
-                f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
-                "other options"
-            )
-        if one.option in LENGTHS or one.option.startswith(_EVALUATIONS):
-            # Trials are ranked by their last evaluation, and compared evaluation by evaluation.
-            raise UsageError(
-                "--search: expected options that leave the length and the evaluations of a run as "
-                f"they are, by which trials are compared, got {one.option}; give --{one.option}, "
-                "and sweep each value of it on its own"
-            )
-
-
-def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> None:
-    given = {word.partition("=")[0].replace("_", "-") for word in words}
-    for one in parameters:
-        if f"--{one.option}" in given:
-            raise UsageError(
-                f"expected --{one.option} to be either searched or set, got both; leave one out"
-            )
+def _check_searchable(option: str, given: Collection[str]) -> None:
+    if f"--{option}" in ("--run-dir", *_OURS):
+        raise UsageError(
+            f"--search: expected no {option}, which '{_COMMAND}' sets for each run; search other "
+            "options"
+        )
+    if option in LENGTHS or option.startswith(_EVALUATIONS):
+        # Trials are ranked by their last evaluation, and compared evaluation by evaluation.
+        raise UsageError(
+            "--search: expected options that leave the length and the evaluations of a run as they "
+            f"are, by which trials are compared, got {option}; give --{option}, and sweep each "
+            "value of it on its own"
+        )
+    if f"--{option}" in given:
+        raise UsageError(
+            f"expected --{option} to be either searched or set, got both; leave one out"
+        )
 
 
 def _check_changeable(

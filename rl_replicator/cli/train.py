@@ -12,8 +12,8 @@ from typing import Any
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
+from rl_replicator.runs.run import Evaluations
 from rl_replicator.runs.run_directory import CONFIG_KEYS, RunDirectory
 
 _COMMAND = "rl-replicator train"

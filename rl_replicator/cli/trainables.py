@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.run import SILENT, RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 
 GROUP = "rl_replicator.trainables"

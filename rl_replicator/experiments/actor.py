@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,9 +18,9 @@ from ray import tune
 
 from rl_replicator.errors import DISK_STATUS
 from rl_replicator.experiments import copies, trial
-from rl_replicator.experiments.run_process import RunProcess
 from rl_replicator.experiments.trial import Experiment, TrialState
-from rl_replicator.processes import signals
+from rl_replicator.processes import output, signals
+from rl_replicator.processes.process_group import ProcessGroup
 from rl_replicator.runs.run_directory import RunDirectory
 
 # An actor hears nothing while it waits for an evaluation, so it reports at least this often.
@@ -28,8 +29,13 @@ _POLLS = 3
 # Exit statuses of a run that was killed or terminated by a user, or by the kernel because memory
 # was short.
 _KILLED = (-9, *(status for number in signals.ENDING for status in (-number, 128 + number)))
-# Several processes share a GPU, so none may allocate all of its memory.
-_VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# Variables of a run that the user has not set. Several processes share a GPU, so none may allocate
+# all of its memory.
+_VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "PYTHONUNBUFFERED": "1"}
+# `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
+_SECONDS_TO_END = 120.0
+# Variables that Ray sets for its own processes. Another Ray in a run would take them for its own.
+_OF_RAY = ("RAY_", "TUNE_", "OMP_NUM_THREADS")
 
 # States that are not about the trial alone: the disk is full, and the runs have no figure by which
 # trials are compared.
@@ -129,8 +135,7 @@ class TrainingTrial(tune.Trainable):
             return False
         program = [sys.executable, "-m", self._experiment.module, "train"]
         self._processes = [
-            RunProcess([*program, *run.words], run.log, self._processors, _VARIABLES)
-            for run in self._runs
+            RunProcess([*program, *run.words], run.log, self._processors) for run in self._runs
         ]
         return True
 
@@ -195,6 +200,58 @@ class TrainingTrial(tune.Trainable):
             "values": self._values,
             "origin": copies.origin(self._folder),
         }
+
+
+class RunProcess:
+    """The process of a run. It cannot outlive the thread that starts it."""
+
+    def __init__(self, command: Sequence[str], log: Path, processors: Sequence[int] = ()):
+        """Starts the process.
+
+        Args:
+          command: the command and its arguments.
+          log: file to which the output is appended; its directory is created.
+          processors: indices of the processors that it may use; empty for all.
+        """
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        defaults = dict(_VARIABLES)
+        if processors:  # Otherwise TensorFlow starts threads for all processors of the machine.
+            defaults["TF_NUM_INTRAOP_THREADS"] = str(max(1, len(processors) // 2))
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_RAY)}
+        with log.open("ab") as log_file:
+            self._group = ProcessGroup.start(command, {**defaults, **kept}, log_file)
+        if processors:
+            os.sched_setaffinity(self._group.pid, processors)
+
+    def poll(self) -> int | None:
+        """Returns the exit status, or the negative signal that killed it; None while it runs."""
+        return self._group.poll()
+
+    def interrupt(self) -> None:
+        """Asks the process to save and end."""
+        self._group.send_signal(signal.SIGINT)
+
+    def wait(self) -> int:
+        """Waits until the process has ended, and kills it if that takes too long.
+
+        Returns:
+          The result of `poll`.
+        """
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self._group.kill()
+            time.sleep(_POLL_SECONDS / 2)
+        return code
+
+    def reason(self) -> str:
+        """Returns one line that describes how it ended: status and last line of the output."""
+        how = output.describe_end(self.poll() or 0)
+        lines: list[str] = []
+        with contextlib.suppress(OSError):  # The log may have been deleted.
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1].strip() if lines else 'no output'} ({self._log})"
 
 
 def _claim(folder: Path, share: float) -> tuple[Sequence[int], IO[str]]:

@@ -7,7 +7,6 @@ recorded before it is made, so that a later process can repeat one that a kill h
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_replicator.checkpoints.manifest import link_or_copy
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FILE = "lineage.json"
@@ -107,9 +107,8 @@ def complete(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def _write(folder: Path, stages: Sequence[Mapping[str, Any]]) -> None:
-    new = folder / f"{_FILE}.new"
-    new.write_text(json.dumps(stages, indent=1) + "\n")
-    os.replace(new, folder / _FILE)
+    with atomic_file.replacing(folder / _FILE) as new:
+        new.write_text(json.dumps(stages, indent=1) + "\n")
 
 
 def _copy_run(source: Path, target: Path, values: Mapping[str, str]) -> None:

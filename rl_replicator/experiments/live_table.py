@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TextIO
 
 _SECONDS_BETWEEN_DRAWINGS = 2.0
@@ -57,15 +57,3 @@ class LiveTable:
     def _print(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the rows as lines, with the first column aligned left, and all others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

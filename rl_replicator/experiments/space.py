@@ -1,6 +1,6 @@
 """What is searched: options, and expressions such as `loguniform(1e-4, 1e-3)`.
 
-Expressions are parsed without `eval`.
+Expressions are parsed without `eval`, into distributions of Optuna.
 """
 
 from __future__ import annotations
@@ -32,103 +32,90 @@ _FORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """One of several values.
+class Parameter:
+    """An option that a sweep searches.
 
     Attributes:
-      values: the values as they are written on the command line.
+      option: its name without the leading hyphens, such as `agent.n-step`.
+      form: what it is chosen from, a key of `_FORMS`.
+      values: the arguments of the form: the words of the choices, or numbers.
     """
 
-    values: tuple[str, ...]
+    option: str
+    form: str
+    values: tuple[Any, ...]
 
-    def match(self, value: str) -> str | None:
-        """Returns a value as the search writes it; None if it is not in the search space."""
-        return next((one for one in self.values if _key(one) == _key(value)), None)
-
-    def examples(self) -> tuple[str, ...]:
-        """Returns values that a run must accept for the search to make sense."""
-        return self.values
-
-    def write(self, value: object) -> str:
-        """Returns a value as it is written on the command line."""
-        return self.match(str(value)) or str(value)
-
-    def read(self, text: str) -> str:
-        """Returns a written value as Optuna's distribution has it."""
-        return text
-
+    @property
     def distribution(self) -> Any:
-        """Returns Optuna's distribution of the values."""
-        from optuna.distributions import CategoricalDistribution
+        """Optuna's distribution."""
+        from optuna import distributions
 
-        return CategoricalDistribution(self.values)
+        if self.form == "choice":
+            return distributions.CategoricalDistribution(self.values)
+        is_log = self.form.startswith("log")
+        if self._is_whole:
+            return distributions.IntDistribution(*self.values, log=is_log)
+        return distributions.FloatDistribution(*self.values[:2], log=is_log, step=self._step)
 
-    def mutation(self) -> Any:
-        """Returns what Ray Tune's population based training draws from; all values are numbers."""
-        return [float(value) for value in self.values]
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Numbers between two ends, both included.
-
-    Attributes:
-      low: the lowest.
-      high: the highest.
-      is_log: whether the logarithm is uniform, and not the number itself.
-      is_whole: whether only whole numbers are chosen.
-      step: distance between the numbers, which start at `low`; None for any number.
-    """
-
-    low: float
-    high: float
-    is_log: bool = False
-    is_whole: bool = False
-    step: float | None = None
-
-    def match(self, value: str) -> str | None:
-        """Returns a value as the search writes it; None if it is not in the search space."""
-        number = _key(value)
-        if not isinstance(number, float) or not math.isfinite(number):
-            return None
-        return self.write(number) if abs(float(self.write(number)) - number) < 1e-12 else None
-
-    def examples(self) -> tuple[str, ...]:
+    def examples(self) -> list[str]:
         """Returns values that a run must accept for the search to make sense.
 
         Unless all numbers are whole, they are written as real numbers, such as 16.0: an option that
         takes only whole numbers would accept the ends, but nothing in between.
         """
-        if self.is_whole or (self.step is not None and self.low % 1 == self.step % 1 == 0):
-            return self.write(self.low), self.write(self.high)
-        return repr(float(self.low)), repr(float(self.high))
+        if self.form == "choice":
+            return list(self.values)
+        if self._step is not None and self.values[0] % 1 == self._step % 1 == 0:
+            return [self.write(end) for end in self.values[:2]]
+        return [repr(end) for end in self.values[:2]]
 
     def write(self, value: object) -> str:
-        """Returns the nearest number of the search as it is written on the command line."""
-        number = min(max(float(str(value)), self.low), self.high)
-        step = 1.0 if self.is_whole else self.step
+        """Returns the nearest value of the search as it is written on the command line."""
+        if self.form == "choice":
+            same = (one for one in self.values if _key(one) == _key(str(value)))
+            return next(same, str(value))
+        low, high = self.values[:2]
+        number = min(max(float(str(value)), low), high)
+        step = 1 if self._is_whole else self._step
         if step is not None:
-            number = self.low + round((number - self.low) / step) * step
+            number = low + round((number - low) / step) * step
         number = _decimal(number)
         return str(int(number)) if number.is_integer() else repr(number)
 
-    def read(self, text: str) -> float:
-        """Returns a written value as Optuna's distribution has it."""
-        return int(text) if self.is_whole else float(text)
+    def holds(self, value: str) -> bool:
+        """Returns whether the search may choose a value."""
+        if self.form == "choice":
+            return self.write(value) in self.values
+        number = _key(value)
+        return isinstance(number, float) and abs(float(self.write(number)) - number) < 1e-12
 
-    def distribution(self) -> Any:
-        """Returns Optuna's distribution of the numbers."""
-        from optuna import distributions
-
-        if self.is_whole:
-            return distributions.IntDistribution(int(self.low), int(self.high), log=self.is_log)
-        return distributions.FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
+    def read(self, text: str) -> Any:
+        """Returns a written value as the distribution has it."""
+        return text if self.form == "choice" else int(text) if self._is_whole else float(text)
 
     def mutation(self) -> Any:
-        """Returns what Ray Tune's population based training draws from."""
+        """Returns what Ray Tune's population based training draws from; all values are numbers."""
         from ray import tune
 
-        return (tune.loguniform if self.is_log else tune.uniform)(self.low, self.high)
+        if self.form == "choice":
+            return [float(value) for value in self.values]
+        draw = tune.loguniform if self.form.startswith("log") else tune.uniform
+        return draw(*self.values[:2])
+
+    def words(self, value: str) -> list[str]:
+        """Returns the words that set the option on a command line."""
+        if value.lower() == "false":
+            group, dot, name = self.option.rpartition(".")
+            return [f"--{group}{dot}no-{name}"]
+        return [f"--{self.option}", *([] if value.lower() == "true" else shlex.split(value))]
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.form.endswith("randint")
+
+    @property
+    def _step(self) -> float | None:
+        return self.values[2] if self.form == "quniform" else None
 
 
 def _key(value: str) -> float | str:
@@ -142,26 +129,6 @@ def _key(value: str) -> float | str:
 def _decimal(number: float) -> float:
     """Removes binary rounding errors from a multiple of a step: returns 0.3 for 0.1 + 0.2."""
     return float(f"{number:.15g}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """An option that a sweep searches.
-
-    Attributes:
-      option: its name without the leading hyphens, such as `agent.n-step`.
-      space: the values to choose from.
-    """
-
-    option: str
-    space: Choice | Range
-
-    def words(self, value: str) -> list[str]:
-        """Returns the words that set the option on a command line."""
-        if value.lower() == "false":
-            group, dot, name = self.option.rpartition(".")
-            return [f"--{group}{dot}no-{name}"]
-        return [f"--{self.option}", *([] if value.lower() == "true" else shlex.split(value))]
 
 
 def parse(text: str) -> Parameter:
@@ -189,63 +156,40 @@ def parse(text: str) -> Parameter:
             f"--search {option}: expected {', '.join(_FORMS.values())}, got "
             f"{expression.strip()!r}{hint}"
         )
-    name, inside = call.groups()
-    arguments = [part.strip() for part in inside.split(",")] if inside.strip() else []
-    return Parameter(option, _space(option, name, arguments))
-
-
-def _space(option: str, name: str, arguments: Sequence[str]) -> Choice | Range:
-    if name == "choice":
-        return _choice(option, arguments)
-    count = 3 if name == "quniform" else 2
-    numbers = [_number(option, name, word) for word in arguments]
-    if len(numbers) != count:
-        raise _wrong(option, name, f"{len(numbers)} values")
-    low, high = numbers[:2]
-    if not low < high:
-        raise _wrong(option, name, f"{arguments[0]} and {arguments[1]}", ", LOW below HIGH")
-    is_log, is_whole = name.startswith("log"), name.endswith("randint")
-    if is_log and low <= 0:
-        raise _wrong(option, name, arguments[0], ", LOW above 0")
-    if is_whole and (low % 1 or high % 1):
-        raise _wrong(option, name, f"{arguments[0]} and {arguments[1]}", " of whole numbers")
-    step = numbers[2] if count == 3 else None
-    if step is not None and not 0 < step <= high - low:
-        raise _wrong(option, name, arguments[2], ", STEP above 0 and at most HIGH - LOW")
-    if step is not None:  # The highest value; Optuna would reduce `high` to it with a warning.
-        high = _decimal(low + math.floor((high - low) / step + 1e-9) * step)
-    return Range(low, high, is_log, is_whole, step)
-
-
-def _choice(option: str, arguments: Sequence[str]) -> Choice:
-    values = [" ".join(_words(option, word)) for word in arguments]
-    if len(values) < 2 or "" in values:
-        raise _wrong(option, "choice", f"({', '.join(arguments)})", " of two values or more")
-    if len(set(values)) < len(values):
-        raise _wrong(option, "choice", f"({', '.join(arguments)})", " of different values")
-    return Choice(tuple(values))
-
-
-def _words(option: str, text: str) -> list[str]:
-    """Returns the words of a value, without quotes."""
+    form, inside = call.groups()
     try:
-        return shlex.split(text)
+        words = [" ".join(shlex.split(part)) for part in inside.split(",")]
+        values = words if form == "choice" else [float(word) for word in words]
+        return Parameter(option, form, tuple(_checked(form, values)))
     except ValueError as error:
-        raise _wrong(option, "choice", f"{text!r} ({error})") from None
+        raise UsageError(
+            f"--search {option}: expected {_FORMS[form]}, got ({inside}): {error}"
+        ) from None
 
 
-def _number(option: str, name: str, word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise _wrong(option, name, repr(word), " of numbers")
-    return number
-
-
-def _wrong(option: str, name: str, received: str, condition: str = "") -> UsageError:
-    return UsageError(f"--search {option}: expected {_FORMS[name]}{condition}, got {received}")
+def _checked(form: str, values: list[Any]) -> Sequence[Any]:
+    """Returns the arguments of a form; raises ValueError if they make no sense."""
+    if form == "choice":
+        if len(set(values)) < max(2, len(values)) or "" in values:
+            raise ValueError("two different values or more are needed")
+        return values
+    if len(values) != _FORMS[form].count(",") + 1 or not all(map(math.isfinite, values)):
+        raise ValueError(f"{_FORMS[form].count(',') + 1} numbers are needed")
+    low, high, *rest = values
+    if not low < high:
+        raise ValueError("LOW must be below HIGH")
+    if form.startswith("log") and low <= 0:
+        raise ValueError("LOW must be above 0")
+    if form.endswith("randint"):
+        if low % 1 or high % 1:
+            raise ValueError("whole numbers are needed")
+        return [int(low), int(high)]
+    for step in rest:
+        if not 0 < step <= high - low:
+            raise ValueError("STEP must be above 0 and at most HIGH - LOW")
+        # The highest value; Optuna would reduce `high` to it with a warning.
+        high = _decimal(low + math.floor((high - low) / step + 1e-9) * step)
+    return [low, high, *rest]
 
 
 def parse_all(texts: Sequence[str]) -> list[Parameter]:
@@ -296,17 +240,17 @@ class Search:
     @property
     def first(self) -> dict[str, Any] | None:
         """The defaults, as the distributions have them; None unless the search may choose them."""
-        found = {one.option: one.space.match(self.defaults[one.option]) for one in self.parameters}
-        written = {option: value for option, value in found.items() if value is not None}
-        return self.read(written) if len(written) == len(found) else None
+        if not all(one.holds(self.defaults[one.option]) for one in self.parameters):
+            return None
+        return self.read(self.written(self.defaults))
 
     def distributions(self) -> dict[str, Any]:
         """Returns Optuna's distribution of each option."""
-        return {one.option: one.space.distribution() for one in self.parameters}
+        return {one.option: one.distribution for one in self.parameters}
 
     def read(self, values: Mapping[str, str]) -> dict[str, Any]:
         """Returns written values as the distributions have them."""
-        return {one.option: one.space.read(values[one.option]) for one in self.parameters}
+        return {one.option: one.read(values[one.option]) for one in self.parameters}
 
     def drawn(self, count: int) -> list[dict[str, str]]:
         """Returns values for the first trials of a population, as written: the defaults, if the
@@ -322,7 +266,7 @@ class Search:
 
     def written(self, values: Mapping[str, Any]) -> dict[str, str]:
         """Returns values as they are written on the command line."""
-        return {one.option: one.space.write(values[one.option]) for one in self.parameters}
+        return {one.option: one.write(values[one.option]) for one in self.parameters}
 
     def importance(self, trials: Sequence[Trial]) -> dict[str, float]:
         """Returns the share of the differences that each option explains, the highest first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +12,13 @@ from typing import Any
 
 from rl_replicator.errors import continuable
 from rl_replicator.experiments import copies, trial
-from rl_replicator.experiments.live_table import LiveTable, aligned
+from rl_replicator.experiments.live_table import LiveTable
 from rl_replicator.experiments.space import Parameter, Search
 from rl_replicator.experiments.trial import Experiment, Trial, TrialRun, TrialState, objective
+from rl_replicator.runs import atomic_file
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
+from rl_replicator.runs.statistics import aligned
 
 _FREE = tuple(f"options.{name}" for name in FREE_OPTIONS)
 # The table shows trials in the order of their states, the best ones of each state first.
@@ -34,8 +35,6 @@ class SweepPlan(Experiment):
     Attributes:
       name: what is trained.
       arguments: the arguments of `rl-replicator train`, for every run.
-      last: searched options that follow the arguments, because they are options of the dataclass
-        that one of these chooses.
       quiet: further arguments of every run, which are not printed with the best settings.
       options: the options that `train` parses from `arguments`, as plain data.
       search: how to search.
@@ -46,7 +45,6 @@ class SweepPlan(Experiment):
 
     name: str
     arguments: tuple[str, ...]
-    last: frozenset[str]
     quiet: tuple[str, ...]
     options: Mapping[str, Any]
     search: Search
@@ -57,7 +55,7 @@ class SweepPlan(Experiment):
     def words(self, values: Mapping[str, str]) -> list[str]:
         """Returns the arguments together with values of the searched options."""
         settings = [(one, values[one.option]) for one in self.search.parameters]
-        return placed(self.arguments, settings, self.last)
+        return placed(self.arguments, settings)
 
     def written(self, values: Mapping[str, object]) -> dict[str, str]:
         """Returns the values of a trial as they are written on the command line."""
@@ -88,22 +86,21 @@ def own_words(seed: int | None, run_dir: Path) -> list[str]:
     return [*(() if seed is None else ("--seed", str(seed))), "--run-dir", str(run_dir)]
 
 
-def placed(
-    arguments: Sequence[str],
-    settings: Iterable[tuple[Parameter, str]],
-    last: frozenset[str] = frozenset(),
-) -> list[str]:
+def placed(arguments: Sequence[str], settings: Iterable[tuple[Parameter, str]]) -> list[str]:
     """Returns arguments of `train` together with searched options.
+
+    These precede the arguments. Only the options of a dataclass that a word like 'kind:b' chooses
+    must follow that word.
 
     Args:
       arguments: the arguments.
       settings: searched options with a value for each.
-      last: options that follow the arguments; the others precede them.
     """
+    groups = tuple(f"{word.partition(':')[0]}." for word in arguments if ":" in word)
     before: list[str] = []
     after: list[str] = []
-    for parameter, value in settings:
-        (after if parameter.option in last else before).extend(parameter.words(value))
+    for one, value in settings:
+        (after if one.option.startswith(groups) else before).extend(one.words(value))
     return [*before, *arguments, *after]
 
 
@@ -248,18 +245,16 @@ def _write(plan: SweepPlan, trials: Sequence[Trial]) -> None:
     """Writes the trials for the next process, and as CSV for the user, atomically."""
     trial.write(plan.run_dir / "trials.json", trials)
     columns = ["trial", "state", "evaluations", "steps", "score", "lowest_seed", "highest_seed"]
-    rows: list[list[object]] = [[*columns, *(trials[0].values if trials else ())]]
-    for one in trials:
-        cells: list[object] = ["", "", "", ""]
-        if one.evaluations:
-            last = one.evaluations[-1]
-            cells = [last.steps, *(f"{x:.6g}" for x in (last.mean, last.low, last.high))]
-        count = len(one.evaluations)
-        rows.append([_number(one), one.state.value, count, *cells, *one.values.values()])
-    new = plan.run_dir / "results.csv.new"
-    with new.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-    os.replace(new, plan.run_dir / "results.csv")
+    with atomic_file.replacing(plan.run_dir / "results.csv") as new, new.open("w") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, *(trials[0].values if trials else ())])
+        for one in trials:
+            cells: list[object] = ["", "", "", ""]
+            if one.evaluations:
+                last = one.evaluations[-1]
+                cells = [last.steps, *(f"{x:.6g}" for x in (last.mean, last.low, last.high))]
+            count = len(one.evaluations)
+            writer.writerow([_number(one), one.state.value, count, *cells, *one.values.values()])
 
 
 def _conclude(plan: SweepPlan, trials: Sequence[Trial]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pydantic
 
+from rl_replicator.runs import atomic_file
+from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.score import Score
 
 
 class TrialState(enum.Enum):
@@ -38,6 +38,8 @@ class TrialEvaluation:
       low: the lowest figure.
       high: the highest figure.
     """
+
+    __pydantic_config__ = pydantic.ConfigDict(ser_json_inf_nan="constants")
 
     steps: int
     mean: float
@@ -156,7 +158,7 @@ def evaluations(runs: Sequence[TrialRun]) -> list[TrialEvaluation]:
 
 
 def _due(step: int, score: Score) -> int:
-    """Returns the step at which an evaluation was due; the last one may come some steps late."""
+    """Returns the step at which an evaluation was due."""
     if score.end is not None and step >= score.end:
         return score.end
     return step if score.every is None else step // score.every * score.every
@@ -166,19 +168,14 @@ def read(path: Path) -> list[Trial]:
     """Reads what `write` wrote; no trials if there is no file."""
     if not path.exists():
         return []
-    trials = []
-    for plain in json.loads(path.read_text()):
-        rows = [TrialEvaluation(**row) for row in plain.pop("evaluations")]
-        state = TrialState(plain.pop("state"))
-        if state is TrialState.RUNNING:  # In a process that was killed.
-            state = TrialState.WAITING
-        trials.append(Trial(**plain, state=state, evaluations=rows))
+    trials = pydantic.TypeAdapter(list[Trial]).validate_json(path.read_bytes())
+    for one in trials:
+        if one.state is TrialState.RUNNING:  # In a process that was killed.
+            one.state = TrialState.WAITING
     return trials
 
 
 def write(path: Path, trials: Sequence[Trial]) -> None:
     """Writes trials as JSON, atomically."""
-    plain = [{**dataclasses.asdict(trial), "state": trial.state.value} for trial in trials]
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(plain, indent=1) + "\n")
-    os.replace(new, path)
+    with atomic_file.replacing(path) as new:
+        new.write_bytes(pydantic.TypeAdapter(list[Trial]).dump_json(list(trials), indent=1))

@@ -379,7 +379,7 @@ def _population(search: Search) -> PopulationBasedTraining:
         config["trial"]["values"] = search.read(search.written(values))
         return config
 
-    mutations = {one.option: one.space.mutation() for one in search.parameters}
+    mutations = {one.option: one.mutation() for one in search.parameters}
     return PopulationBasedTraining(
         time_attr="steps",
         perturbation_interval=search.interval,

@@ -17,10 +17,10 @@ from rl_replicator.learners.contract import annotation
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import trackers
-from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
 from rl_replicator.runs.replicas import replicator_name
-from rl_replicator.runs.run import opened
+from rl_replicator.runs.run import SILENT, RunListener, opened
 from rl_replicator.runs.run_directory import (
     LENGTHS,
     RunDirectory,
@@ -28,7 +28,6 @@ from rl_replicator.runs.run_directory import (
     folder_name,
     settled,
 )
-from rl_replicator.runs.score import Score
 
 if TYPE_CHECKING:
     from rl_replicator.exports.model import ExportedModel
@@ -229,7 +228,7 @@ class LearnerCommand:
     def exported(
         self, run_dir: Path, best: bool, license_name: str | None, **places: Path | None
     ) -> "ExportedModel":
-        """Returns the trained model of a run; see `rl_replicator.cli.export`.
+        """Returns the trained model of a run; see `rl_replicator.cli.results`.
 
         Args:
           run_dir: directory of the run.

@@ -21,9 +21,9 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.steps import PhaseCall, Steps
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
-from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.profiler import StepProfiler
+from rl_replicator.runs.run import SILENT, RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
 from rl_replicator.step import random_ops

@@ -32,6 +32,8 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
+        if not np.isfinite(self.value):
+            return "-"
         if not np.isfinite(self.low):
             return number(self.value)
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
@@ -40,6 +42,18 @@ class Interval:
 def number(value: float) -> str:
     """Formats a score: whole from 100 on, else with three digits: some tasks return at most 1."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the rows as lines, with the first column aligned left, and all others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def mean(scores: Scores) -> np.ndarray:

@@ -24,8 +24,8 @@ GROUP = "rl_replicator.trackers"
 _LOG = logging.getLogger("rl_replicator")
 # Name, which is also that of the package that it needs -> class.
 _OURS = {
-    "mlflow": "rl_replicator.runs.mlflow_tracker:MLflowTracker",
-    "wandb": "rl_replicator.runs.wandb_tracker:WandbTracker",
+    "mlflow": "rl_replicator.runs.tracking_services:MLflowTracker",
+    "wandb": "rl_replicator.runs.tracking_services:WandbTracker",
 }
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from agents.suites import results
-from agents.suites.anchors import DEFAULT
-from agents.suites.results import ResultRow
+from agents.suites.results import ANCHORS, ResultRow
 from bench import suite_tables, tables
 from bench.harness import ROOT
 from rl_replicator.errors import UsageError
@@ -13,7 +12,7 @@ from rl_replicator.errors import UsageError
 @pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)
 def test_committed_tables_are_those_of_the_result_files(path):
     text = path.read_text()
-    made = suite_tables.rewrite(text, DEFAULT.parent)
+    made = suite_tables.rewrite(text, ANCHORS.parent)
     assert made == text, "run: python -m bench.tables"
 
 
@@ -38,7 +37,7 @@ def directory(tmp_path):
     ]
     results.write(tmp_path / "a.csv", rows)
     assert results.read(tmp_path / "a.csv") == rows
-    (tmp_path / "anchors.csv").write_text(DEFAULT.read_text())
+    (tmp_path / "anchors.csv").write_text(ANCHORS.read_text())
     return tmp_path
 
 

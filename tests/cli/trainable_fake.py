@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import environments
+import launchpad as lp
 from agents.runs.options import EvaluationOptions
+from launchpad.errors import ExceptionRecord
 from rl_replicator.cli import options
 from rl_replicator.errors import ConfigError
 
@@ -68,6 +70,11 @@ class Fake:
             raise KeyboardInterrupt
         if options.env == "pipe":
             raise BrokenPipeError(errno.EPIPE, "the worker of a learner's data has gone")
+        if options.env == "node":
+            try:
+                raise RuntimeError("the environment broke")
+            except RuntimeError as error:
+                raise lp.NodeFailedError("actor", 0, ExceptionRecord.of(error)) from error
         if options.env == "status":
             print("about to end", flush=True)
             print("about to end", file=sys.stderr, flush=True)

@@ -151,7 +151,7 @@ def _names() -> frozenset[str]:
 
 
 def registered_commands() -> Mapping[str, str]:
-    """Returns the modules of the commands that are registered as entry points, by name."""
+    """Returns the functions of the commands that are registered as entry points, by name."""
     return _entry_points()["rl_replicator.commands"]
 
 

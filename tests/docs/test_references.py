@@ -5,12 +5,9 @@ import re
 
 import pytest
 
-from agents.plan.deployment import deploy
 from agents.runs.command import AgentCommand
 from rl_replicator.cli import main, options, trainables
-from rl_replicator.cli.compare import CompareOptions
-from rl_replicator.cli.export import ExportOptions
-from rl_replicator.cli.plot import PlotOptions
+from rl_replicator.cli.results import CompareOptions, ExportOptions, PlotOptions
 from rl_replicator.jobs import supervisor
 from rl_replicator.learners.command import LearnerCommand
 from rl_replicator.runs.plain_data import to_plain
@@ -55,12 +52,11 @@ def parsed(monkeypatch, tmp_path):
     for kind in (AgentCommand, LearnerCommand):
         monkeypatch.setattr(kind, "train", train)
         monkeypatch.setattr(kind, "evaluate", use)
-    monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
+    monkeypatch.setattr("agents.cli.suite.run", lambda plan: use(None, plan))
     monkeypatch.setattr("rl_replicator.experiments.sweep.run", lambda plan: use(None, plan))
-    monkeypatch.setattr(
-        "agents.plan.command.run",
-        lambda source, chosen, hardware, *_: use(source, deploy(chosen, hardware)),
-    )
+    # It has checked the options and how they are deployed by then.
+    monkeypatch.setattr("agents.cli.plan.known_parts", lambda *arguments: (use(*arguments), None))
+    monkeypatch.setattr("agents.cli.plan.show", lambda *_: None)
     # The entry points of this tree, whatever is installed.
     info = tmp_path / "site" / "rl_replicator-0.dist-info"
     info.mkdir(parents=True)
@@ -83,7 +79,8 @@ def run(words, parsed):
     if words[0] not in ("train", "eval", "suite", "sweep", "plan"):
         # It cannot be run without its effects; its options must be in its module.
         registered = references.registered_commands()
-        module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]
+        own = "rl_replicator.cli." + main.COMMANDS.get(words[0], ("",))[0].partition(":")[0]
+        module = registered.get(words[0], own).partition(":")[0]
         text = structure.modules()[module].path.read_text()
         flags = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
         assert [flag for flag in flags if f"{flag}:" not in text] == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import environments
-from agents.cli import check_env
+from agents.cli import tasks
 from agents.d4pg.config import D4PGConfig
 from agents.runs.options import AgentOptions
 from environments.errors import (
@@ -80,7 +80,7 @@ def test_options_of_an_id_are_part_of_the_task():
 def test_an_id_that_cannot_be_made_to_render_is_a_note(capsys, monkeypatch):
     spec = gymnasium.envs.registration.EnvSpec("Windowed-v0", entry_point=gymnasium_fake.Windowed)
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
-    assert check_env.run(["gym:Windowed-v0"]) == 0
+    assert tasks.check_env(["gym:Windowed-v0"]) == 0
     expected = "note  rendering: none, so no films: expected .*render_mode='rgb_array', got None"
     assert re.search(expected, capsys.readouterr().out)
 
@@ -291,7 +291,7 @@ def test_wrappers_that_are_none(path, message):
     ],
 )
 def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line):
-    assert check_env.run([f"{FAULTY}:{name}", "--max-steps", "300"]) == status
+    assert tasks.check_env([f"{FAULTY}:{name}", "--max-steps", "300"]) == status
     lines = capsys.readouterr().out
     assert re.search(f"^{line}", lines, re.MULTILINE), lines
 
@@ -318,19 +318,19 @@ def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line)
     ],
 )
 def test_check_env_notes_what_makes_training_odd(capsys, name, status, line):
-    assert check_env.run([f"tests.environments.odd:{name}"]) == status
+    assert tasks.check_env([f"tests.environments.odd:{name}"]) == status
     lines = capsys.readouterr().out
     assert re.search(f"^{line}", lines, re.MULTILINE), lines
 
 
 def test_check_env_compares_the_bounds_within_a_time_limit(capsys):
-    assert check_env.run([f"{FAULTY}:narrow", "--max-steps", "300", "--time-limit", "4"]) == 0
+    assert tasks.check_env([f"{FAULTY}:narrow", "--max-steps", "300", "--time-limit", "4"]) == 0
     assert "note  observation bounds: beyond them: 1 of 2 numbers" in capsys.readouterr().out
 
 
 def test_check_env_knows_no_bounds_of_what_a_wrapper_may_have_changed(capsys):
     words = [f"{FAULTY}:narrow", "--max-steps", "300", "--wrap", f"{FAULTY}:noisy"]
-    assert check_env.run(words) == 0
+    assert tasks.check_env(words) == 0
     assert "observation bounds" not in capsys.readouterr().out
 
 
@@ -379,12 +379,12 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
 
 def test_a_missing_package_for_rendering_is_a_note_unless_frames_are_observed(capsys):
     name = "tests.environments.gymnasium_fake:make_undrawn"
-    assert check_env.run([name]) == 0
+    assert tasks.check_env([name]) == 0
     assert (
         "note  rendering: none, so no films: expected a package that draws Undrawn, got: pygame is "
         "not installed; pip install 'gymnasium[classic-control]'\n"
     ) in capsys.readouterr().out
-    assert check_env.run([name, "--pixels"]) == 1
+    assert tasks.check_env([name, "--pixels"]) == 1
     assert "WRONG rendering: expected a package that draws Undrawn" in capsys.readouterr().out
     environment = environments.make(name, seed=0)
     environment.reset()
@@ -405,24 +405,24 @@ def test_a_missing_package_for_rendering_is_a_note_unless_frames_are_observed(ca
     ],
 )
 def test_check_env_examines_frames(capsys, words, status, line):
-    assert check_env.run([f"{FAULTY}:{words[0]}", *words[1:]]) == status
+    assert tasks.check_env([f"{FAULTY}:{words[0]}", *words[1:]]) == status
     lines = capsys.readouterr().out
     assert re.search(f"^{line}", lines, re.MULTILINE), lines
 
 
 def test_check_env_takes_what_train_takes(capsys):
     words = [f"{FAULTY}:endless", "--time-limit", "7", "--wrap", f"{FAULTY}:halved"]
-    assert check_env.run(words) == 0
+    assert tasks.check_env(words) == 0
     out = capsys.readouterr().out
     assert "ok    end: episodes of 7 (truncation), 7 (truncation) steps" in out
     assert "note  reward: 0.5 at every step" in out
     with pytest.raises(EnvironmentNameError):
-        check_env.run([f"{FAULTY}:no_such"])
+        tasks.check_env([f"{FAULTY}:no_such"])
 
 
 @pytest.mark.parametrize("wrappers", [["noisy"], ["noisy", "halved", "noisy"]])
 def test_a_wrappers_generator_is_not_that_of_the_environment(capsys, wrappers):
     words = ["--wrap", *(f"{FAULTY}:{wrapper}" for wrapper in wrappers)]
     for name, is_known in (("good", True), ("endless", False)):
-        assert check_env.run([f"{FAULTY}:{name}", *words, "--time-limit", "5"]) == 0
+        assert tasks.check_env([f"{FAULTY}:{name}", *words, "--time-limit", "5"]) == 0
         assert ("note  random state: not found" in capsys.readouterr().out) != is_known

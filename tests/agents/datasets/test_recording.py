@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import agents
-from agents.cli import record
+from agents.cli import policies
 from agents.datasets import minari_files, recording
 from agents.task import Task
 from rl_replicator.errors import DiskError, UsageError
@@ -48,7 +48,7 @@ def by_hand(run_dir, seed):
 
 def test_minari_reads_what_was_played(run_dir, capsys):
     words = [str(run_dir), "--episodes", "3", "--seed", "7", "--dataset", "fakes/target-v0"]
-    assert record.run(words) == 0
+    assert policies.record(words) == 0
     dataset = minari.load_dataset("fakes/target-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (3, 60)
     returns = []
@@ -85,7 +85,7 @@ def test_minari_reads_what_was_played(run_dir, capsys):
 
 def test_a_termination_is_none_of_the_time_limit(tmp_path):
     run_dir = make_run(tmp_path / "run", "environments.fakes:chain")
-    assert record.run([str(run_dir), "--episodes", "1"]) == 0
+    assert policies.record([str(run_dir), "--episodes", "1"]) == 0
     (episode,) = minari.load_dataset("environments-fakes-chain-td3-v0")
     assert episode.terminations.tolist() == [False] * 9 + [True]
     assert not episode.truncations.any()
@@ -93,7 +93,7 @@ def test_a_termination_is_none_of_the_time_limit(tmp_path):
 
 def test_exploration_follows_from_the_seed(run_dir):
     def actions(name, *words):
-        assert record.run([str(run_dir), "--dataset", name, *words]) == 0
+        assert policies.record([str(run_dir), "--dataset", name, *words]) == 0
         return [episode.actions for episode in minari.load_dataset(name)]
 
     greedy = actions("a-v0", "--episodes", "2")
@@ -149,7 +149,7 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(agents.policies.policy.Policy, "make_environment", breaks)
     with pytest.raises(BreaksError):
-        record.run([str(run_dir), "--dataset", "a-v0"])
+        policies.record([str(run_dir), "--dataset", "a-v0"])
     assert list((tmp_path / "minari").iterdir()) == []
 
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 
 
 def test_bad_input(run_dir, tmp_path, capsys, monkeypatch):
-    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
+    assert policies.record([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
     with pytest.raises(UsageError, match="expected a new dataset, got a-v0"):
         minari_files.write("a-v0", [], {})
     assert minari.load_dataset("a-v0").total_steps == 20
@@ -180,7 +180,7 @@ def test_bad_input(run_dir, tmp_path, capsys, monkeypatch):
         ([str(run_dir), "--best"], "expected a checkpoint in .*best"),
     ):
         with pytest.raises((UsageError, SystemExit)) as error:
-            record.run(words)
+            policies.record(words)
         # Options that the parser refuses are told in its box.
         told = str(error.value) if error.type is UsageError else capsys.readouterr().err
         assert re.search(message, re.sub(r"[│\s]+", " ", told))

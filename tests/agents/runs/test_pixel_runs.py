@@ -9,7 +9,7 @@ import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
 from agents import d4pg
-from agents.cli import video
+from agents.cli import policies
 from agents.d4pg import PixelD4PGConfig
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
@@ -76,7 +76,7 @@ def test_it_learns_to_follow_what_it_sees(finished, tmp_path, capsys):
     assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 24
     assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
     assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
-    assert video.run([str(finished), "--out", str(tmp_path / "film.gif")]) == 0
+    assert policies.video([str(finished), "--out", str(tmp_path / "film.gif")]) == 0
     assert (tmp_path / "film.gif").stat().st_size > 100
 
 

@@ -9,7 +9,7 @@ import reverb
 
 import environments
 from agents import td3
-from agents.cli import replay
+from agents.cli import reports
 from agents.replay.checkpoint import ReplayPart, part_name
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE
@@ -87,7 +87,7 @@ def make_stored(tmp_path, length, **settings):
 def test_figures(run_dir, capsys):
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
-    assert replay.run([str(run_dir), "--json"]) == 0
+    assert reports.replay([str(run_dir), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["checkpoint"] == checkpoint.name and found["environment_steps"] == 1000
     assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 1000, 100)
@@ -99,7 +99,7 @@ def test_figures(run_dir, capsys):
     times = found["times_sampled"]
     assert 0 < times["never_share"] < 1 and 1 <= times["max"] <= 40
     assert {path: path.read_bytes() for path in before} == before
-    assert replay.run([str(run_dir)]) == 0
+    assert reports.replay([str(run_dir)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "transitions             100 of 1,000" and len(lines) == 8
     assert "age, environment steps  min 0, median 49.5, max 99" in lines
@@ -125,7 +125,7 @@ def test_transitions_of_an_item_count_alone_and_servers_together(tmp_path):
 
 def test_bad_input(run_dir, tmp_path):
     with pytest.raises(UsageError, match="expected the directory of a run"):
-        replay.run([str(tmp_path)])
+        reports.replay([str(tmp_path)])
     (newest,) = (run_dir / "checkpoints").glob("*_401")
     folder = tmp_path / "deterministic"
     folder.mkdir()
@@ -136,4 +136,4 @@ def test_bad_input(run_dir, tmp_path):
         | {"replay": Files(folder)},
     )
     with pytest.raises(UsageError, match="expected the replay of a run without --deterministic"):
-        replay.run([str(run_dir)])
+        reports.replay([str(run_dir)])

@@ -27,8 +27,8 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs import events
-from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.suite import forked
 

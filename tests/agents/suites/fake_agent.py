@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import events
+from tests.rl_replicator.experiments.own_trainable import OwnTrainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +67,10 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
             )
 
 
-class FakeAgent:
-    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+class FakeAgent(OwnTrainable):
+    """Writes the files of a run."""
 
-    def parse(self, words, stored):
-        if "steps" in stored or "evaluations" in stored:  # Those of a run.
-            return options.parse(
-                FakeOptions, "rl-replicator train", words, self.options_from(stored)
-            )
-        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
-        return options.parse(FakeOptions, "rl-replicator train fake", [*words, *place])
-
-    def options_from(self, plain):
-        names = {field.name for field in dataclasses.fields(FakeOptions)}
-        known = {name: value for name, value in plain.items() if name in names}
-        return FakeOptions(**{**known, "run_dir": Path(plain["run_dir"])})
+    options_type = FakeOptions
 
     def train(self, options):
         what = options.env.partition(":")[2]

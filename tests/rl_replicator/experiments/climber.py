@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
-from rl_replicator.cli import options
+from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.score import Score
+from tests.rl_replicator.experiments.own_trainable import OwnTrainable
 
 NAME = "tests.rl_replicator.experiments.climber:climber"
 EVERY = 100
@@ -37,22 +37,10 @@ class ClimberOptions:
     """Length of the run."""
 
 
-class Climber:
-    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+class Climber(OwnTrainable):
+    """Writes the files of a run."""
 
-    def parse(self, words, stored):
-        if "steps" in stored or "evaluations" in stored:  # Those of a run.
-            return options.parse(
-                ClimberOptions, "rl-replicator train", words, self.options_from(stored)
-            )
-        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
-        return options.parse(ClimberOptions, "rl-replicator train fake", [*words, *place])
-
-    def options_from(self, plain):
-        names = {field.name for field in dataclasses.fields(ClimberOptions)}
-        known = {name: value for name, value in plain.items() if name in names}
-        place = Path(known["run_dir"])
-        return ClimberOptions(**{**known, "run_dir": place, "layers": tuple(known["layers"])})
+    options_type = ClimberOptions
 
     def may_change(self, option):
         return option != "patience"

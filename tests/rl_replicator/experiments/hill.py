@@ -6,12 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.score import Score
+from tests.rl_replicator.experiments.own_trainable import OwnTrainable
 
 NAME = "tests.rl_replicator.experiments.hill:hill"
 
@@ -54,22 +54,10 @@ class HillOptions:
     the first one."""
 
 
-class Hill:
-    """Implements `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+class Hill(OwnTrainable):
+    """Writes the files of a run."""
 
-    def parse(self, words, stored):
-        if "steps" in stored or "evaluations" in stored:  # Those of a run.
-            return options.parse(
-                HillOptions, "rl-replicator train", words, self.options_from(stored)
-            )
-        place = ["--run-dir", stored["run_dir"]] if stored.get("run_dir") else []
-        return options.parse(HillOptions, "rl-replicator train fake", [*words, *place])
-
-    def options_from(self, plain):
-        names = {field.name for field in dataclasses.fields(HillOptions)}
-        known = {name: value for name, value in plain.items() if name in names}
-        place = Path(known["run_dir"])
-        return HillOptions(**{**known, "run_dir": place, "shape": Shape(**known["shape"])})
+    options_type = HillOptions
 
     def train(self, options):
         if options.place < 0 and not (options.run_dir.parents[1] / "place_is_there").exists():

@@ -1,10 +1,9 @@
-"""`rl-replicator sweep`, with runs that take no time and with a network."""
+"""`rl-replicator sweep`, with runs that take no time and with a network; trials and their table."""
 
 import csv
+import math
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,18 +16,18 @@ import pytest
 
 from launchpad.engines.ray import cluster
 from rl_replicator.cli import main, sweep
-from rl_replicator.experiments import copies
-from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.experiments import copies, trial
+from rl_replicator.experiments.trial import Trial, TrialEvaluation, TrialRun, TrialState
+from rl_replicator.runs.evaluations import Score
+from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.experiments import hill, steered
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
 HILL = hill.NAME
-SPIRALS = "spirals_learner:make_learner"
 CLIMBER = "tests.rl_replicator.experiments.climber:climber"
 PBT = (CLIMBER, "--scheduler", "pbt", "--interval", "200")
-D4PG = ("d4pg", "--env", "environments.fakes:target", "--scheduler", "pbt", "--interval", "200")
 PLACE = (HILL, "--search", "place=uniform(0,1)", "--run-dir", "s")
 
 
@@ -81,57 +80,6 @@ def evaluated(run_dir):
     return len(read_metrics(run_dir, "evaluation").get("steps", ()))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "expected something to train"),
-        (["hil"], "expected something to train"),
-        ([HILL], "expected --search 'option=expression' at least once"),
-        ([HILL, "--search", "x=choice(1)"], "of two values or more"),
-        ([HILL, "--search", "plase=uniform(0,1)"], "Perhaps you meant: --place"),
-        ([HILL, "--search", "shape.height=uniform(0,1.5)"], "Error parsing --shape.height"),
-        ([HILL, "--search", "place=uniform(0,1)", "--place", "3"], "either searched or set"),
-        ([HILL, "--search", "seed=choice(1,2)"], "--search: expected no seed, which"),
-        (
-            [*D4PG[:3], "--search", "evaluation.every=choice(1000,9000)"],
-            "got evaluation.every; give --",
-        ),
-        ([*D4PG[:3], "--search", "steps=choice(1000,9000)"], "length and the evaluations of a run"),
-        (["resnet", "--search", "epochs=randint(1,9)", "--scheduler", "fifo"], "got epochs; give"),
-        (["resnet", "--search", "evaluate-epochs=uniform(1.0,2.0)"], "got evaluate-epochs; give"),
-        ([HILL, "--search=--place=uniform(0,1)"], "expected 'option=expression', such as 'agent"),
-        ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
-        ([HILL, "--search", "place=uniform(0,1)", "--trials", "0"], "--trials: expected at least"),
-        (
-            [HILL, "--search", "place=uniform(0,1)", "--scheduler", "pb"],
-            "('asha', 'fifo', 'pbt')",
-        ),
-        ([*PBT[:-2], "--search", "rate=uniform(0,1)"], "--interval: expected at least 1 with"),
-        ([*PBT, "--search", "rate=uniform(0,1)", "--interval", "0"], "at least 1 with"),
-        ([HILL, "--search", "place=uniform(0,1)", "--interval", "9"], "and none without, got 9"),
-        ([*PBT, "--search", "rate=uniform(0,1)", "--trials", "1"], "at least 2 with --scheduler"),
-        ([*PBT, "--search", "layers=choice(8 8,64)"], "--search layers: expected a real number"),
-        ([*PBT, "--search", "width=randint(1,8)"], "--search width: expected a real number"),
-        ([*PBT, "--search", "patience=uniform(0,1)"], "--search patience: expected a real number"),
-        ([*D4PG, "--search", "agent.policy-layers=choice(8,8 8)"], "that a checkpoint fixes"),
-        ([*D4PG, "--search", "agent.replay.samples-per-insert=uniform(1,2)"], "checkpoint fixes"),
-        ([*D4PG, "--search", "agent.discount=uniform(0.9,0.99)"], "that a checkpoint fixes"),
-        ([*D4PG, "--search", "checkpoint-seconds=uniform(9,10)"], "that a checkpoint fixes"),
-        (
-            [HILL, "--search", "place=uniform(0,1)", "--shape.wide", "1"],
-            "Unrecognized options: --shape.wide",
-        ),
-        ((HILL, "--search", "shape.height=loguniform(1,9)"), "Error parsing --shape.height"),
-    ],
-)
-def test_bad_input_starts_nothing(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["sweep", *words]) == 2
-    text = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().err).split())
-    assert message in text, text
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_words_of_a_sweep_come_where_train_takes_them(tmp_path, monkeypatch, capsys):
     """Options outside a union precede the word that chooses its dataclass; its own follow it."""
     monkeypatch.chdir(tmp_path)
@@ -177,8 +125,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
     wait_for(lambda: [evaluated(path) for path in runs[2:4]] == [2, 2])
     process.kill()
     process.wait()
-    before = results(tmp_path / "s")
-    wait_for(lambda: not any(RunDirectory(path).is_live for path in runs))
+    before = results(tmp_path / "s")  # The runs may still be ending: the trials wait for that.
 
     hold.unlink()
     status, output, errors = run(*words)
@@ -188,7 +135,9 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
     assert [row["place"] for row in before] == [row["place"] for row in rows][: len(before)]
     # The default value comes first, and no evaluation was made twice.
     assert rows[0]["place"] == "0.5" and rows[0]["score"] == "3.75"
-    assert [(path / "started.txt").read_text() for path in runs[:4]] == ["0\n2\n"] * 4
+    for path in runs[:4]:
+        made = read_metrics(path, "evaluation")["index"].tolist()
+        assert len(made) >= 3 and made == [1, 2, 3, 4][: len(made)]
     assert "8 of 8 trials ended" in output and "importance: place 100%" in output
     best = max((row for row in rows if row["state"] == "done"), key=lambda row: float(row["score"]))
     settings = ["--place", best["place"], "--wait-at", "2"]
@@ -267,25 +216,6 @@ def test_a_killed_trial_continues_while_it_makes_progress(
 
 
 @pytest.mark.processes
-def test_a_trial_waits_while_somebody_else_trains_its_run(tmp_path, run):
-    """Its run would be refused, which says nothing about its settings."""
-    path = tmp_path / "s" / "trial-000" / "seed-1"
-    path.mkdir(parents=True)
-    (tmp_path / "s" / "trial-000").rename(tmp_path / "there")
-    with RunDirectory(tmp_path / "there" / "seed-1").locked():
-        when(
-            (tmp_path / "s" / "trials.json").exists,
-            lambda: (tmp_path / "there").rename(tmp_path / "s" / "trial-000"),
-        )
-        when(
-            (tmp_path / "s" / "logs" / "trial-000.ray.log").exists,
-            lambda: os.kill(os.getpid(), signal.SIGTERM),
-        )
-        assert run(*PLACE, "--trials", "1")[0] == 143
-    assert run(*PLACE, "--trials", "1")[0] == 0
-
-
-@pytest.mark.processes
 def test_a_population_copies_its_best(tmp_path, run):
     words = (*PBT, "--search", "rate=loguniform(0.01,10)", "--steps", "800", "--run-dir", "s")
     status, output, errors = run(*words, "--trials", "4", "--parallel", "4")
@@ -322,17 +252,88 @@ def _name(row):
     return f"trial-{int(row['trial']):03}"
 
 
-@pytest.mark.processes
-def test_a_network(tmp_path, run):
-    """A sweep over a user's own learner."""
-    shutil.copy(ROOT / "docs" / "examples" / "spirals_learner.py", tmp_path)
-    status, output, errors = run(
-        *(SPIRALS, "--search", "learning-rate=choice(0.003,1e-6)", "--steps", "600"),
-        *("--trials", "1", "--sampler", "random", "--run-dir", "s"),
+def columns(tmp_path, *tables, every=1000, end=4500):
+    """The steps of each evaluation, one for each run; the figure of a row is its step."""
+    runs = []
+    for number, steps in enumerate(tables):
+        run = RunDirectory(tmp_path / str(number))
+        with run.opened("net", {}):
+            run.describe("net", {}, {}, Score("evaluation", "y", every=every, end=end).plain())
+        writer = MetricWriter(run.path, "steps")
+        for step in steps:
+            writer.write("evaluation", step, {"y": step})
+        writer.close()
+        runs.append(TrialRun((), run.path, run.path / "log"))
+    found = trial.evaluations(runs)
+    assert [one.steps for one in found] == [one.low for one in found]
+    assert [one.mean for one in found] == [(one.low + one.high) / 2 for one in found]
+    return [(one.low, one.high) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # The learner of the second one had not begun when its first evaluation was due.
+        ((1000, 2000, 4000), (2000, 4000), [(2000, 2000), (4000, 4000)]),
+        # An evaluation was due during another one.
+        ((1000, 2000, 3000, 4000), (1000, 3000, 4000), [(1000, 1000), (3000, 3000), (4000, 4000)]),
+        # They come some steps late.
+        ((1010, 2750, 3000), (1950, 2000, 3020), [(1010, 1950), (2000, 2750), (3000, 3020)]),
+        # The one at the end is none of those that were due before it, and may be late, too.
+        ((1010, 4050, 4500), (1020, 4500), [(1010, 1020), (4500, 4500)]),
+        ((1010, 4010, 4508), (1000, 4090, 4500), [(1000, 1010), (4010, 4090), (4500, 4508)]),
+        ((1010, 4010), (1000, 4500), [(1000, 1010)]),
+        # Not all runs have come equally far.
+        ((1000, 2000), (1000,), [(1000, 1000)]),
+        ((1000,), (2000, 3000), []),
+        ((1000,), (), []),
+    ],
+)
+def test_evaluations_of_runs_are_matched_by_their_steps(tmp_path, first, second, expected):
+    assert columns(tmp_path, first, second) == expected
+
+
+def test_runs_of_equal_steps_need_no_schedule(tmp_path):
+    found = columns(tmp_path, (500, 1000, 1200), (1000, 1200), every=None)
+    assert found == [(1000, 1000), (1200, 1200)]
+    assert trial.evaluations([TrialRun((), tmp_path / "none", tmp_path / "log")]) == []
+
+
+def test_trials_are_read_as_they_were_written(tmp_path):
+    row, undefined = (
+        TrialEvaluation(100, 1.5, 1.0, 2.0),
+        TrialEvaluation(100, math.nan, -math.inf, math.inf),
     )
-    assert (status, errors) == (0, "")
-    (row,) = results(tmp_path / "s")
-    assert (row["learning-rate"], row["state"]) == ("0.003", "done")
-    accuracy = read_metrics(tmp_path / "s" / "trial-000" / "seed-1", "evaluation")["accuracy"]
-    assert float(row["score"]) == pytest.approx(accuracy[-1])
-    assert "accuracy" in output
+    written = [
+        Trial("trial-000", {"x": "0.1"}, TrialState.STOPPED, "", "loss", False, [row], "a at 3"),
+        Trial("trial-001", {"x": "0.2"}, TrialState.FAILED, "why", evaluations=[undefined]),
+        Trial("trial-002", {"x": "0.3"}, TrialState.RUNNING),
+    ]
+    trial.write(tmp_path / "trials.json", written)
+    found = trial.read(tmp_path / "trials.json")
+    assert [repr(one) for one in found[:2]] == [repr(one) for one in written[:2]]
+    objectives = [trial.objective(one.evaluations, one.is_highest_best) for one in found]
+    assert objectives == [-1.5, -1e30, -1e30]  # The lowest was best.
+    assert found[2].state is TrialState.WAITING  # Nobody runs it any more.
+    assert trial.read(tmp_path / "none.json") == []
+
+
+def test_the_table_has_the_best_trials_first():
+    def one(number, state, *means):
+        rows = [TrialEvaluation(100 * i, mean, mean, mean + 1) for i, mean in enumerate(means, 1)]
+        values = {"rate": "0.00063805612345", "size": "2000000", "kind": "a.b"}
+        return Trial(f"trial-{number:03}", values, state, "", "loss", False, rows)
+
+    trials = [
+        one(0, TrialState.FAILED),
+        one(1, TrialState.STOPPED, 1.0),
+        one(2, TrialState.DONE, 3.0, 2.0),
+        one(3, TrialState.STOPPED, 9.0, 9.0),
+        one(4, TrialState.DONE, 1.0, 0.5),
+    ]
+    first, head, *rows = [line.split() for line in sweep.sweep.text(trials, 8).splitlines()]
+    assert " ".join(first) == "5 of 8 trials ended, 2 stopped, 2 done, 1 failed"
+    assert head[-3:] == ["steps", "loss", "seeds"]
+    assert [row[0] for row in rows] == ["4", "2", "3", "1", "0"]
+    cells = ["0.000638056", "2000000", "a.b", "done", "2", "200", "0.5", "0.5", "to", "1.5"]
+    assert rows[0][1:] == cells

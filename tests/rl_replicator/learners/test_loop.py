@@ -18,8 +18,8 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners.loop import Diverged, Training, is_finished
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes import signals
-from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
     Alternating,

@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import logging
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import trackers, wandb_tracker
+from rl_replicator.runs import trackers
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -48,14 +47,6 @@ def test_rows_that_were_discarded_stay_so(tmp_path):
     board.Reload()
     assert board.Scalars("return") == []
     assert read_metrics(run_dir, "actor")["environment_steps"].tolist() == [10, 16, 26]
-
-
-def test_without_trackers_there_are_csv_files_only(tmp_path):
-    write(make_run(tmp_path / "run"))
-    assert sorted(path.name for path in (tmp_path / "run/metrics").iterdir()) == [
-        "actor.csv",
-        "evaluator.csv",
-    ]
 
 
 class Kept(trackers.Tracker):
@@ -110,45 +101,6 @@ def test_names_and_packages_are_checked_before_a_run(monkeypatch):
         trackers.check(["mlflow"])
 
 
-def test_weights_and_biases_offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.chdir(run_dir := make_run(tmp_path / "run", "wandb"))
-    write(Path())
-    found, config = [], []
-    for record in _complete_records(run_dir):
-        if record.WhichOneof("record_type") == "history":
-            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-            found.append(items)
-        if record.WhichOneof("record_type") == "run":
-            config += [item.key for item in record.run.config.update]
-            assert record.run.display_name == "run"
-    rows = [row for row in found if "actor/return" in row]
-    assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
-    assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
-    assert {"trainable", "options"} <= {*config}
-
-
-def test_weights_and_biases_tells_a_run_that_goes_on_from_a_new_one(tmp_path, monkeypatch):
-    begun = []
-
-    def begin(run_dir, run_id):
-        begun.append(run_id)
-        return types.SimpleNamespace(
-            id=run_id, define_metric=lambda *_, **__: None, log=print, finish=lambda _: None
-        )
-
-    monkeypatch.setattr(wandb_tracker.WandbTracker, "_begin", staticmethod(begin))
-    run_dir = make_run(tmp_path / "run", "wandb")
-    write(run_dir)
-    moved = run_dir.rename(tmp_path / "moved")
-    write(moved, resume_step=20, steps=(30,))
-    write(make_run(tmp_path / "run", "wandb"))  # At the path of an earlier run.
-    first, continued, another = begun
-    assert first == continued != another
-    assert len(first) == len(another) == 16
-
-
 def _complete_records(run_dir):
     import wandb
 
@@ -191,21 +143,50 @@ def complete(run_dir):
     return run
 
 
-def test_weights_and_biases_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
+@pytest.fixture
+def wandb_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Stages artifacts there.
-    run_dir = make_run(tmp_path / "run", "wandb")
-    writer = MetricWriter(run_dir, "environment_steps")
-    writer.write("actor", 10, {"return": 2.5})  # And stays open, as in a node of the process.
-    complete(run_dir)
-    records = _complete_records(run_dir)
+    monkeypatch.chdir(run_dir := make_run(tmp_path / "run", "wandb"))
+    return run_dir
+
+
+def test_weights_and_biases_gets_rows_films_plots_and_the_newest_checkpoint(wandb_run):
+    writer = MetricWriter(Path(), "environment_steps")
+    for step in (10, 20):
+        writer.write("actor", step, {"return": step / 4})
+    complete(Path())  # The writer stays open, as in a node of the process.
+    records = _complete_records(wandb_run)
+    found, config = [], []
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            found.append(items)
+        if record.WhichOneof("record_type") == "run":
+            config += [item.key for item in record.run.config.update]
+            assert record.run.display_name == "run" and len(record.run.run_id) == 16
+    rows = [row for row in found if "actor/return" in row]
+    assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
+    assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
+    assert {"trainable", "options"} <= {*config}
     (artifact,) = (r.artifact for r in records if r.WhichOneof("record_type") == "artifact")
     files = {entry.path: entry for entry in artifact.manifest.contents}
     assert {*files} == {"evaluation.mp4", "evaluation.png", "checkpoint/learner/state.json"}
     assert Path(files["checkpoint/learner/state.json"].local_path).read_text() == "2"
-    media = [item.value_json for r in records for item in r.history.item]
-    assert any("video-file" in value for value in media)
+    assert any("video-file" in value for row in found for value in row.values())
+
+
+def test_weights_and_biases_is_told_that_a_run_has_failed(wandb_run):
+    writer = MetricWriter(wandb_run, "environment_steps")
+    writer.write("actor", 10, {"return": 2.5})
+    first = (wandb_run / "wandb-run").read_text()
+    trackers.fail(RunDirectory(wandb_run))
+    (ending,) = (
+        r.exit for r in _complete_records(wandb_run) if r.WhichOneof("record_type") == "exit"
+    )
+    assert ending.exit_code == 1
+    assert (wandb_run / "wandb-run").read_text() == first  # By which it is continued.
 
 
 def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
@@ -243,19 +224,6 @@ def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, ca
     (run_dir / "config.json").write_text("{")  # The run's own error is the one to show.
     trackers.fail(RunDirectory(run_dir))
     assert "trackers could not be notified that the run has failed" in caplog.text
-
-
-def test_weights_and_biases_is_told_that_a_run_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run_dir = make_run(tmp_path / "run", "wandb")
-    writer = MetricWriter(run_dir, "environment_steps")
-    writer.write("actor", 10, {"return": 2.5})  # And stays open, as in a node of the process.
-    trackers.fail(RunDirectory(run_dir))
-    (ending,) = (
-        r.exit for r in _complete_records(run_dir) if r.WhichOneof("record_type") == "exit"
-    )
-    assert ending.exit_code == 1
 
 
 @pytest.mark.usefixtures("registered")

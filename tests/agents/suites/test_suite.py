@@ -1,9 +1,9 @@
-"""`rl-replicator suite`, with runs that end immediately, fail, or wait for Ctrl-C."""
+"""`rl-replicator suite`: its runs, the table that fills up, results and published returns."""
 
 import csv
+import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,12 +15,15 @@ import imageio.v3 as imageio
 import pytest
 
 from agents.cli import suite
-from agents.suites import command
-from agents.suites.anchors import Anchors
-from agents.suites.tasks import Suite, run_name
+from agents.suites import board, results, tasks
+from agents.suites.results import ANCHORS, Anchors, ResultRow
+from agents.suites.tasks import SUITES, Suite, run_name
 from launchpad.engines.ray import cluster
 from rl_replicator.cli import main, trainables
 from rl_replicator.errors import UsageError
+from rl_replicator.experiments.live_table import LiveTable
+from rl_replicator.experiments.trial import Trial
+from rl_replicator.experiments.trial import TrialState as State
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.suites.fake_agent import fake, write_run
@@ -64,7 +67,7 @@ def started(tmp_path):
     return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def results(tmp_path):
+def rows_of(tmp_path):
     with (tmp_path / "results.csv").open() as file:
         return list(csv.DictReader(file))
 
@@ -90,7 +93,7 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
     assert [f"{TASKS}:quick", "200", "400", "300"] in table
     assert [f"{TASKS}:broken", "failed", "failed"] in table
     assert "mean of 1 tasks: 300 [200, 400]" in output
-    rows = results(tmp_path / "suite")
+    rows = rows_of(tmp_path / "suite")
     assert [(row["seed"], row["environment_steps"], row["return_mean"]) for row in rows] == [
         ("1", "50", "100"),
         ("1", "100", "200"),
@@ -100,10 +103,6 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
     assert {(row["preset"], row["observations"]) for row in rows} == {("default", "state")}
     assert (rows[0]["return_median"], rows[0]["failed_share"]) == ("100.5", "")
     assert imageio.imread(tmp_path / "suite" / "results.png").size > 10_000
-    with (tmp_path / "suite" / "summary.csv").open() as file:
-        (mean, _) = csv.DictReader(file)
-    wanted = ("mean", "300", "1", "2")
-    assert (mean["measure"], mean["value"], mean["tasks"], mean["runs"]) == wanted
 
     # Repeated: only failed runs are started; the results keep runs that are no longer named.
     (tmp_path / "suite" / "started.txt").unlink()
@@ -111,7 +110,7 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
     assert started(tmp_path) == [] and "2 of 2 runs done" in capsys.readouterr().out
     assert main.main(words("@quick", "--steps", "200", "--parallel", "3")) == 0
     assert started(tmp_path) == [("quick", "1", "1")]  # With --parallel 3, on one processor.
-    assert [row["seed"] for row in results(tmp_path / "suite")] == ["1", "1", "2", "2"]
+    assert [row["seed"] for row in rows_of(tmp_path / "suite")] == ["1", "1", "2", "2"]
 
     # Other hyper-parameters would mix with those of the existing runs.
     capsys.readouterr()
@@ -137,7 +136,7 @@ def test_a_suite_is_interrupted_killed_and_continued(tmp_path, words, capsys):
     assert errors == "" and (runs[0] / "saved").exists()  # It was asked to end, and not killed.
     assert "0 of 4 runs done" in output and "the same command continues the suite" in output
     assert [run[:2] for run in started(tmp_path)] == [("endless", "1")]
-    assert [row["environment_steps"] for row in results(tmp_path / "suite")] == ["50"]
+    assert [row["environment_steps"] for row in rows_of(tmp_path / "suite")] == ["50"]
 
     (runs[0] / "is_ready").unlink()
     process = subprocess.Popen([sys.executable, "-m", "rl_replicator.cli.main", *given])
@@ -147,17 +146,17 @@ def test_a_suite_is_interrupted_killed_and_continued(tmp_path, words, capsys):
     hold.unlink()
     assert main.main(given) == 0
     assert "4 of 4 runs done" in capsys.readouterr().out
-    found = results(tmp_path / "suite")
+    found = rows_of(tmp_path / "suite")
     assert [row["return_mean"] for row in found if row["environment_steps"] == "100"] == [
         *("200", "400", "200", "400"),
     ]
 
 
-def plan(tmp_path, tasks=("a:b",), seeds=1, **options):
-    return command.SuitePlan(
+def plan(tmp_path, tasks=("a:b",), steps=100, **options):
+    return suite.SuitePlan(
         suite=Suite("s", tasks),
-        steps=100,
-        seeds=seeds,
+        steps=steps,
+        seeds=1,
         run_dir=tmp_path,
         agent="fake",
         parallel=1,
@@ -188,7 +187,7 @@ def test_other_runs_in_its_folder_are_left_out(folder, capsys):
     config = json.loads((folder / "other" / "config.json").read_text())
     (folder / "other" / "config.json").write_text(json.dumps({**config, "trainable": "sac"}))
     (folder / "broken" / "config.json").write_text("{")
-    assert command.run(plan(folder)) == 0
+    assert suite.run(plan(folder)) == 0
     output, errors = capsys.readouterr()
     assert "mean of 1 tasks: 7" in output and "1 of 1 runs done" in output
     first, *rest = errors.splitlines()
@@ -196,36 +195,26 @@ def test_other_runs_in_its_folder_are_left_out(folder, capsys):
     assert rest == [
         f"left out {folder / name}: it is not a run of this suite" for name in ("copy", "other")
     ]
-    assert [row["return_mean"] for row in results(folder)] == ["7"]
+    assert [row["return_mean"] for row in rows_of(folder)] == ["7"]
 
 
-def test_only_files_that_there_are_are_named(folder, capsys):
-    for end, names in ((100, "results.csv results.png"), (200, "results.csv")):
-        write(folder, evaluations=[(50, 7), (end, 7)])
-        assert command.run(plan(folder)) == 0
-        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("results "))
-        assert line == f"results {', '.join(str(folder / name) for name in names.split())}"
-
-
-def test_only_the_runs_that_are_asked_for_count_in_the_summary(folder, capsys):
-    for task, seed in (("a:b", 1), ("a:b", 2), ("c:d", 1)):
+def test_what_counts_in_the_summary(folder, capsys):
+    """The runs that are asked for, at the steps that are asked for; all are in the results."""
+    for task, seed in (("a:b", 1), ("a:b", 2)):
         write(folder, task, seed, [(100, seed)])
-    assert command.run(plan(folder)) == 0
-    output = capsys.readouterr().out
-    assert "mean of 1 tasks: 1\n" in output and "results.png, of all runs there\n" in output
-    assert len(results(folder)) == 3
-
-
-def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(folder, capsys):
-    write(folder)
     write(folder, "c:d", evaluations=[(50, 7), (200, 9)])
-    assert command.run(plan(folder, ("a:b", "c:d"))) == 0
+    assert suite.run(plan(folder, ("a:b", "c:d"))) == 0
     output, errors = capsys.readouterr()
-    assert "mean of 1 tasks: 7" in output
+    assert "mean of 1 tasks: 1\n" in output and "results.png, of all runs there\n" in output
     assert errors.splitlines() == [
         "c:d seed 1 has no evaluation near 100 steps, and is left out of the means: it was trained "
         "for more"
     ]
+    assert len(rows_of(folder)) == 4
+    # Only files that there are are named.
+    assert suite.run(plan(folder, ("c:d",), steps=150)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert f"results {folder / 'results.csv'}, of all runs there" in printed
 
 
 @pytest.mark.processes
@@ -236,8 +225,8 @@ def test_a_run_that_was_killed_after_its_last_evaluation_is_continued(folder, wo
     options = {"env": f"{TASKS}:quick", "steps": 100, "seed": 1, "run_dir": str(path)}
     (path / "config.json").write_text(json.dumps({**config, "options": options}))
     events.record(path, events.RUN, events.STARTED)
-    assert command.run(plan(folder, (f"{TASKS}:quick",))) == 0
-    assert [row["return_mean"] for row in results(folder)] == ["100", "200"]
+    assert suite.run(plan(folder, (f"{TASKS}:quick",))) == 0
+    assert [row["return_mean"] for row in rows_of(folder)] == ["100", "200"]
 
 
 def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(tmp_path):
@@ -245,42 +234,154 @@ def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(t
     RunDirectory(tmp_path).describe("suite", plan(tmp_path, n_step=5).identity, {})
     for keep in (2, 3):
         free = {"keep_checkpoints": keep, "track": ["wandb"] * keep, "env_timeout": 100.0 * keep}
-        assert command.run(plan(tmp_path, n_step=5, **free)) == 0
+        assert suite.run(plan(tmp_path, n_step=5, **free)) == 0
     with pytest.raises(UsageError, match=r"other settings \(n_step was 5 and is now 3\)"):
-        command.run(plan(tmp_path, n_step=3, keep_checkpoints=4))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "expected a suite (dmc14, dmc-hard, dmc-pixels) or tasks such as"),
-        (["cartpole"], "or a task such as cartpole:swingup, got 'cartpole'"),
-        (["dmc14", "cartpole:swingup"], "expected one suite or a list of tasks"),
-        (["@quick", "@quick"], "expected each task once"),
-        (["@quik"], "got 'quik'; did you mean"),
-        (["@pictures"], "train from frames with --pixels"),
-        (["dmc14", "--seed", "3"], "expected no --seed after 'rl-replicator suite'"),
-        (["dmc14", "--config", "f.toml"], "expected no --config after 'rl-replicator suite', whi"),
-        (["dmc14", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
-        (["dmc14", "--n-stp", "3"], "Unrecognized options: --n-stp, 3"),
-        (["dmc14", "--anchors", "none.csv"], "--anchors: cannot read none.csv"),
-    ],
-)
-def test_bad_input_is_named_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainables, "load", lambda name: fake)
-    words = [word.replace("@", f"{TASKS}:") for word in words]
-    assert main.main(["suite", *words]) == 2
-    text = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().err).split())
-    assert message in text, text
-    assert list(tmp_path.iterdir()) == []
+        suite.run(plan(tmp_path, n_step=3, keep_checkpoints=4))
 
 
 def test_tasks_are_made_as_the_runs_make_them(tmp_path, monkeypatch):
-    """The test above covers that a task with frames alone is refused without `--pixels`."""
+    """Frames alone can be observed with `--pixels`."""
     plans = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trainables, "load", lambda name: fake)
-    monkeypatch.setattr(command, "run", lambda plan: plans.append(plan) or 0)
-    assert suite.run([f"{TASKS}:pictures", "--pixels"]) == 0
+    monkeypatch.setattr(suite, "run", lambda plan: plans.append(plan) or 0)
+    assert suite.suite([f"{TASKS}:pictures", "--pixels"]) == 0
     assert plans[0].suite.tasks == (f"{TASKS}:pictures",)
+    with pytest.raises(ValueError, match="train from frames with --pixels"):
+        suite.suite([f"{TASKS}:pictures"])
+
+
+PUBLISHED = Anchors({"D4PG": {"a:b": 30.0, "c:d": 10.0}, "SAC (1)": {"a:b": 5.0}})
+
+
+def make(tmp_path, task, seed, state, evaluations=()):
+    name = run_name(task, seed)
+    if evaluations:
+        write_run(tmp_path / name, task, seed, evaluations)
+    return Trial(name, {"env": task, "seed": str(seed)}, state)
+
+
+def text(trials, tmp_path):
+    return [line.split() for line in board.text(trials, tmp_path, 100, PUBLISHED).splitlines()]
+
+
+def test_the_table(tmp_path):
+    trials = [
+        make(tmp_path, "a:b", 1, State.DONE, [(50, 5), (99, 20), (200, 80)]),
+        make(tmp_path, "a:b", 2, State.DONE, [(100, 40)]),
+        make(tmp_path, "c:d", 1, State.RUNNING, [(50, 0.4567)]),
+        make(tmp_path, "c:d", 2, State.WAITING),
+        make(tmp_path, "e:f", 1, State.FAILED, [(99, 5)]),
+    ]
+    assert text(trials, tmp_path) == [
+        ["2", "of", "5", "runs", "done,", "1", "running,", "1", "failed"],
+        ["task", "seed", "1", "seed", "2", "mean", "D4PG"],
+        ["a:b", "20", "40", "30", "30"],  # At the mark, also of a run that has more steps.
+        ["c:d", "50%", "(0.457)", "-", "10"],
+        ["e:f", "failed"],
+    ]
+    # The mean over tasks with results, and the published algorithm's mean over the same tasks.
+    trials[2] = make(tmp_path, "c:d", 1, State.DONE, [(100, 50)])
+    assert text(trials, tmp_path)[-1] == [*["mean", "of", "2", "tasks", "40", "20"]]
+    # An evaluation near the mark is not the last one of a run that failed or was stopped, and a
+    # plot of other steps is removed.
+    image = tmp_path / "results.png"
+    image.touch()
+    board.draw(board.rows_of(tmp_path / trials[4].name), 100, Anchors({}), image)
+    assert not image.exists()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_is_drawn_over():
+    stream, lines = _Terminal(), ["head", "one"]
+    table = LiveTable(lambda: "\n".join(lines), stream)
+    table.refresh()
+    lines.append("two")
+    table.refresh()  # Not due yet.
+    table.note("two is new")
+    table.close()
+    first, second, last = stream.getvalue().split("\x1b[J")[1:]
+    assert (first, second) == ("head\none\n\x1b[2A", "head\none\ntwo\n\x1b[3A")
+    assert last == "head\none\ntwo\n"
+    stream = io.StringIO()
+    table = LiveTable(lambda: "all", stream)
+    table.refresh()
+    table.note("two is new")
+    table.close()
+    assert stream.getvalue() == "two is new\nall\n"
+
+
+def test_runs_in_the_order_of_their_start():
+    names = [one.name for one in tasks.trials(["dm:manipulation/reach_site", "c:d"], 2)]
+    site = "dm-manipulation-reach_site"
+    assert names == [f"{site}-seed1", "c-d-seed1", f"{site}-seed2", "c-d-seed2"]
+
+
+def row(steps, mean=1.0):
+    return ResultRow(
+        *("td3", "paper", "state", "walker:walk", 1, steps, steps // 4),
+        *(mean, mean, mean, mean, 0.0, 10, 60.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "nearest"),
+    [
+        ((90_168, 100_048, 110_032), 100_048),  # Leases end at multiples of the action repeat.
+        ((99_950, 100_000, 100_010), 100_000),
+        ((98_000, 102_000), 98_000),
+        ((97_999, 102_001), None),
+    ],
+)
+def test_a_run_counts_with_its_evaluation_that_is_nearest_to_the_mark(steps, nearest):
+    for rows in ([row(step) for step in steps], [row(step) for step in steps[::-1]]):
+        found = results.at_mark(rows, 100_000).get("walker:walk", [])
+        assert [one.environment_steps for one in found] == ([nearest] if nearest else [])
+    # Of two evaluations after equal steps, the later one counts.
+    (found,) = results.at_mark([row(100_000, 1.0), row(100_000, 2.0)], 100_000)["walker:walk"]
+    assert found.return_mean == 2.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "means"),
+    [
+        (100_000, {"D4PG": 318, "SAC (1)": 435, "SimbaV2 (1)": 593, "BRO (10)": 696}),
+        (500_000, {"D4PG": 695, "SAC (1)": 718, "SimbaV2 (0.5)": 826, "BRO (10)": 830}),
+    ],
+)
+def test_published_means_are_those_that_the_publications_sum_up_to(steps, means):
+    anchors = Anchors.read(ANCHORS, "state", steps)
+    for name, mean in means.items():
+        found = anchors.measured("mean", name, SUITES["dmc14"].tasks)
+        assert found == pytest.approx(mean, abs=0.5)
+    for algorithm, names in (("D4PG", ["walker:walk", "dog:walk"]), ("D4PG", []), ("PPO", ["a:b"])):
+        assert anchors.measured("mean", algorithm, names) is None  # A mean needs all tasks.
+    for name, (algorithm, observations) in {
+        "dmc14": ("MR.Q (0.5)", "state"),
+        "dmc-hard": ("MR.Q (0.5)", "state"),
+        "dmc-pixels": ("MR.Q", "pixels"),
+    }.items():
+        anchors = Anchors.read(ANCHORS, observations, 500_000)
+        assert anchors.measured("interquartile mean", algorithm, SUITES[name].tasks)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("task,score\nwalker:walk,3\n", "line 2: 'updates_per_step'"),
+        ("HEADa:b,state,SAC,1,1e3,3.5,there", "line 3: invalid literal for int.*'1e3'"),
+        ("HEADa:b,state,SAC,1,1000", "line 3: "),
+        ("HEADa:b,state,S\xe4C,1,1000,3.5,there", "a.csv: 'utf-8' codec"),
+    ],
+)
+def test_another_file_of_published_returns_is_refused(tmp_path, text, place):
+    head = "task,observations,algorithm,updates_per_step,environment_steps,return_mean,source\n"
+    head += "a:b,state,SAC,1,1000,3.5,there\n"
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.replace("HEAD", head).encode("latin-1"))
+    with pytest.raises(UsageError, match=f"--anchors: expected the columns .*{place}"):
+        Anchors.read(path, "state", 1000)

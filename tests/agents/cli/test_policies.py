@@ -1,23 +1,31 @@
-"""`rl-replicator play`: exported policies and runs, filmed; a window needs a display."""
+"""`rl-replicator play` and `zoo`: policies of runs and exported ones, played and measured."""
 
 import dataclasses
+import errno
 import json
+import os
+import pathlib
+import re
+import shutil
 import sys
 import weakref
 
+import imageio.v2 as iio_v2
 import imageio.v3 as iio
 import numpy as np
 import pytest
 
 import environments
-from agents.cli import play
+from agents import d4pg
+from agents.cli import policies
 from agents.d4pg.config import D4PGConfig
 from agents.policies import exported, playing
 from agents.runs.options import AgentOptions
 from environments import flat
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs.statistics import number
 from tests.agents.cli import wide_target
+from tests.agents.policies import test_export
 
 ENV = "environments.fakes:target"
 
@@ -98,7 +106,7 @@ def by_hand(weights, episodes):
 
 def test_an_exported_policy_is_filmed(folder, capsys):
     path, weights = folder
-    assert play.run([str(path), "--seed", "7", "--episodes", "2", "--out", "a.gif"]) == 0
+    assert policies.play([str(path), "--seed", "7", "--episodes", "2", "--out", "a.gif"]) == 0
     *returns, last = capsys.readouterr().out.splitlines()
     expected = by_hand(weights, 2)
     assert returns == [f"return {number(value)} ({ENV})" for value in expected]
@@ -118,7 +126,7 @@ def test_a_film_keeps_no_frames(folder, monkeypatch):
         return frame
 
     monkeypatch.setattr(flat.Environment, "render", render)
-    assert play.run([str(path), "--episodes", "4", "--out", "a.mp4"]) == 0
+    assert policies.play([str(path), "--episodes", "4", "--out", "a.mp4"]) == 0
     assert len(frames) == 28 and max(alive) <= 2
     assert sum(1 for _ in iio.imiter("a.mp4", plugin="FFMPEG")) == 28
 
@@ -127,17 +135,17 @@ def test_a_film_of_an_environment_that_fails_blames_no_disk(folder, monkeypatch)
     path, _ = folder
     monkeypatch.setattr(flat.Environment, "render", lambda *_: int("no number"))
     with pytest.raises(ValueError, match="no number"):
-        play.run([str(path), "--out", "a.mp4"])
+        policies.play([str(path), "--out", "a.mp4"])
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
-@pytest.mark.parametrize("output", ["a.mp4", "a.gif"])
-@pytest.mark.parametrize("name", ["drawn_small", "drawn_grey"])
-def test_a_film_takes_frames_of_its_size_alone(folder, name, output):
+def test_a_film_takes_frames_of_its_size_alone(folder):
     path, _ = folder
-    name = f"tests.environments.faulty:{name}"
-    with pytest.raises(environments.EnvironmentDataError, match=r"expected uint8 \[240, 320, 3\]"):
-        play.run([str(path), "--env", name, "--out", output])
+    for name, output in (("drawn_small", "a.mp4"), ("drawn_grey", "a.gif")):
+        words = ["--env", f"tests.environments.faulty:{name}", "--out", output]
+        expected = r"expected uint8 \[240, 320, 3\]"
+        with pytest.raises(environments.EnvironmentDataError, match=expected):
+            policies.play([str(path), *words])
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
@@ -149,7 +157,7 @@ def test_a_window_without_tkinter_is_refused(monkeypatch):
 
 def test_a_window_that_is_closed_ends_the_episode(folder, capsys, windows):
     path, weights = folder
-    assert play.run([str(path), "--seed", "7", "--episodes", "4"]) == 0
+    assert policies.play([str(path), "--seed", "7", "--episodes", "4"]) == 0
     (window,) = windows
     assert (window.title, window.frames, window.is_closed) == (ENV, 10, True)
     assert capsys.readouterr().out == f"return {number(by_hand(weights, 1)[0])} ({ENV})\n"
@@ -157,66 +165,56 @@ def test_a_window_that_is_closed_ends_the_episode(folder, capsys, windows):
 
 def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
     path, _ = folder
-    assert play.run([str(path)]) == 0
+    assert policies.play([str(path)]) == 0
     assert capsys.readouterr().out.endswith("video play.mp4\n")
     monkeypatch.setenv("DISPLAY", ":4711")
     with pytest.raises(UsageError, match=r"expected (a display|Python's tkinter) .*--out"):
-        play.run([str(path)])
+        policies.play([str(path)])
 
 
 def test_another_environment_must_fit(folder, tmp_path):
     path, _ = folder
     with pytest.raises(UsageError, match=r"expected an environment with observations"):
-        play.run([str(path), "--env", "cartpole:swingup"])
+        policies.play([str(path), "--env", "cartpole:swingup"])
     with pytest.raises(UsageError, match=r"expected a run directory or a policy exported"):
-        play.run([str(tmp_path)])
+        policies.play([str(tmp_path)])
     with pytest.raises(UsageError, match=r"expected a path that .* of 300 characters"):
-        play.run(["a" * 300])
+        policies.play(["a" * 300])
     with pytest.raises(UsageError, match=r"a file named .mp4 or .gif, got a.avi"):
-        play.run([str(path), "--out", "a.avi"])
+        policies.play([str(path), "--out", "a.avi"])
     with pytest.raises(SystemExit, match="2"):
-        play.run([str(path), "--episodes", "0"])
+        policies.play([str(path), "--episodes", "0"])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_policy_that_was_cut_off_is_refused_in_one_line(folder, share):
+def test_a_policy_that_is_none_is_refused_in_one_line(folder):
+    """One that was cut off, whose program is no program, or whose card lacks the run."""
     path, _ = folder
     file = path / exported.MODEL
-    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    with pytest.raises(UsageError, match=r"expected a run directory or a policy exported.*npz: "):
-        play.run([str(path)])
-
-
-@pytest.mark.parametrize(
-    ("op", "attributes"),
-    [
+    whole = file.read_bytes()
+    expected = r"expected a run directory or a policy exported.*npz: "
+    for share in (0.0, 0.5, 0.99):
+        file.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(UsageError, match=expected):
+            policies.play([str(path)])
+    file.write_bytes(whole)
+    with np.load(file) as found:
+        arrays = dict(found)
+    program = json.loads(str(arrays["program"]))
+    for op, attributes in (
         ("load", {}),  # A name of NumPy, but no operation.
         ("Reduce", {"kind": "load", "axes": [1], "keep": False}),
         ("Tanh", {"axis": 1}),
         ("Slice", {"starts": "x", "stops": [None], "steps": [0]}),
-    ],
-)
-def test_a_policy_whose_program_is_no_program_is_refused_in_one_line(folder, op, attributes):
-    path, _ = folder
-    with np.load(path / exported.MODEL) as file:
-        arrays = dict(file)
-    program = json.loads(str(arrays["program"]))
-    program["operations"][1] = {"op": op, "in": ["a"], "out": "b", **attributes}
-    arrays["program"] = np.array(json.dumps(program))
-    np.savez(path / exported.MODEL, **arrays)
-    with pytest.raises(UsageError, match=r"or a policy exported by --format numpy.*npz: \w+Error"):
-        play.run([str(path)])
-
-
-def test_a_policy_whose_card_lacks_the_run_is_refused_in_one_line(folder):
-    path, _ = folder
-    with np.load(path / exported.MODEL) as file:
-        arrays = dict(file)
+    ):
+        program["operations"][1] = {"op": op, "in": ["a"], "out": "b", **attributes}
+        np.savez(file, **{**arrays, "program": np.array(json.dumps(program))})
+        with pytest.raises(UsageError, match=rf"{expected}\w+Error"):
+            policies.play([str(path)])
     card = json.loads(str(arrays["card"]))
     del card["config"]
-    np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
+    np.savez(file, **{**arrays, "card": np.array(json.dumps(card))})
     with pytest.raises(UsageError, match="expected 'config' among the stored settings .* got none"):
-        play.run([str(path)])
+        policies.play([str(path)])
 
 
 def test_another_environment_is_played_with_the_actions_of_the_own_one(folder):
@@ -224,7 +222,7 @@ def test_another_environment_is_played_with_the_actions_of_the_own_one(folder):
     path, weights = folder
     name = f"{wide_target.__name__}:make"
     assert environments.make(name, seed=0).own_action_spec.maximum == 2.0
-    player = play.opened(path, name, seed=0, best=False)
+    player = policies.opened(path, name, seed=0, best=False)
     assert player.task.name == name
     observation = player.environment.reset().observation
     np.testing.assert_allclose(
@@ -238,14 +236,14 @@ def test_an_exported_policy_needs_no_code_of_its_agent(folder, capsys):
         arrays = dict(file)
     card = json.loads(str(arrays["card"])) | {"agent": "agent_of_another_folder:command"}
     np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
-    assert play.run([str(path), "--seed", "7"]) == 0
+    assert policies.play([str(path), "--seed", "7"]) == 0
     assert f"return {number(by_hand(weights, 1)[0])} ({ENV})" in capsys.readouterr().out
 
 
 def test_an_exported_policy_has_no_best_checkpoint(folder):
     path, _ = folder
     with pytest.raises(UsageError, match=r"--best: expected a run directory with it, got .*; leav"):
-        play.run([str(path), "--best"])
+        policies.play([str(path), "--best"])
 
 
 def test_actions_are_mapped_from_the_own_range():
@@ -262,3 +260,70 @@ def test_actions_are_mapped_from_the_own_range():
 
     actor = exported.ExportedActor(Constant(), Spec)
     np.testing.assert_allclose(actor.select_action(np.zeros(1)), [-1.0, 0.5])
+
+
+def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = test_export._make_run(tmp_path / "run", d4pg.command, None)
+    words = ["--out", "zoo", "--episodes", "2", "--seed", "3", "--license", "MIT"]
+    assert policies.zoo([str(run), *words]) == 0
+    (line,) = _lines(capsys)
+    name, measured = line.split(": return ")
+    table = (tmp_path / "zoo" / "README.md").read_text()
+    assert (
+        f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} | "
+        f"[frames]({name}/episode.jpg) |" in table
+    )
+    assert iio.imread(tmp_path / "zoo" / name / "episode.jpg").shape == (120, 6 * 160, 3)
+    assert [path.name for path in (tmp_path / "zoo").glob("**/model.py")] == ["model.py"]
+    card = (tmp_path / "zoo" / name / "README.md").read_text()
+    assert "8.25 (min 7, max 9, 5 episodes)" in card and "| licence | MIT |" in card
+    # The run and what was exported from it play the same episodes.
+    returns = []
+    for path in (run, tmp_path / "zoo" / name):
+        words = [str(path), "--seed", "3", "--episodes", "2", "--out", "film.gif"]
+        assert policies.play(words) == 0
+        returns.append([float(x) for x in re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))])
+    assert returns[0] == pytest.approx(returns[1], abs=0.11) and len(returns[0]) == 2
+    low, high = re.search(r"\((\S+) to (\S+)\)", measured).groups()
+    assert [float(low), float(high)] == pytest.approx(sorted(returns[1]), abs=0.11)
+
+
+def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = test_export._make_run(tmp_path / "run", d4pg.command, None)
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["evaluation"] = {"max_episode_steps": 2}
+    (run / "config.json").write_text(json.dumps(config))
+    assert d4pg.command.evaluate(run, episodes=1, seed=3) == 0
+    assert policies.play([str(run), "--seed", "3", "--out", "film.gif"]) == 0
+    assert policies.zoo([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
+    evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))
+    assert evaluated == played == measured
+
+
+def test_what_fails_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [str(tmp_path / name) for name in ("first", "second")]
+    test_export._make_run(tmp_path / "first", d4pg.command, None)
+    shutil.copytree(*runs)
+    with pytest.raises(UsageError, match=r"one run for each task and agent, got .*first and .*sec"):
+        policies.zoo([*runs, "--out", "zoo"])
+    shutil.rmtree("second/checkpoints")
+    config = json.loads(pathlib.Path("second/config.json").read_text())
+    config["identity"]["env"] = "environments.fakes:target"
+    pathlib.Path("second/config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="checkpoint"):
+        policies.zoo([*runs, "--out", "zoo", "--episodes", "1"])
+
+    def fail(*args, **settings):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(iio_v2, "imwrite", fail)
+    with pytest.raises(DiskError, match="--out: cannot write .*No space left on device"):
+        policies.zoo([runs[0], "--out", "zoo", "--episodes", "1"])
+    assert not any("zoo" in path.name for path in tmp_path.iterdir())
+
+
+def _lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if "return" in line]
