@@ -157,7 +157,16 @@ def _run(args: list[str]) -> int:
         return getattr(found, function)(args[1:])
     registered = metadata.entry_points(group=COMMAND_GROUP)
     if name in registered.names:
-        return registered[name].load()(args[1:])
+        try:
+            function = registered[name].load()
+            if not callable(function):
+                raise ImportError("it is no function")
+        except (ImportError, AttributeError) as error:  # As after a change of an editable install.
+            raise UsageError(
+                f"expected the command {name!r} at {registered[name].value}: {error}; install its "
+                "package again, this project by 'make install'"
+            ) from error
+        return function(args[1:])
     known = names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -218,7 +227,10 @@ def _help() -> str:
 
 def _summary(entry: metadata.EntryPoint) -> str:
     """Returns the first line of a function's docstring; "" if there is none."""
-    spec = importlib.util.find_spec(entry.module)
+    try:
+        spec = importlib.util.find_spec(entry.module)
+    except ImportError:  # Its package is not there any more.
+        spec = None
     if spec is None or spec.origin is None:
         return ""
     for node in ast.parse(Path(spec.origin).read_text()).body:

@@ -29,8 +29,6 @@ EVALUATION_GROUPS = ("evaluation", "evaluator")
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
 _MOST_NAMED_SETTINGS = 2
-# Numbers from here on, such as 1e300, are not written as integers.
-_LARGE = 2**53
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +324,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     asked = {"agent": options.get("agent"), "pixels": options.get("frame")}
     settings = flat({**identity, **{name: one for name, one in asked.items() if one}})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
-    return {name: _one_spelling(value) for name, value in settings.items() if name not in _SEEDS}
+    return {name: value for name, value in settings.items() if name not in _SEEDS}
 
 
 def seed_of(config: Mapping[str, Any]) -> Any:
@@ -337,14 +335,6 @@ def seed_of(config: Mapping[str, Any]) -> Any:
     """
     settings = flat(config["identity"])
     return next((settings[name] for name in _SEEDS if name in settings), None)
-
-
-def _one_spelling(value: Any) -> Any:
-    """Returns 16 for 16.0: a config may hold either for the same real number."""
-    if isinstance(value, list):
-        return [_one_spelling(item) for item in value]
-    is_whole = isinstance(value, float) and value.is_integer()
-    return int(value) if is_whole and abs(value) < _LARGE else value
 
 
 def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:

@@ -70,7 +70,7 @@ class MetricWriter:
         self._x_axis = x_axis
         self._start = time.monotonic() - seconds
         self._tables: dict[str, _Table] = {}
-        self._boards: dict[str, _EventFile] = {}
+        self._boards: dict[str, EventFile] = {}
         self._trackers: Trackers | None = None
         self._lock = threading.Lock()
 
@@ -196,11 +196,11 @@ class MetricWriter:
             self._trackers = Trackers(self._run_dir, self._x_axis)
         return self._trackers
 
-    def _board(self, group: str) -> "_EventFile":
+    def _board(self, group: str) -> "EventFile":
         if group not in self._boards:
             purge_step = None if self._resume_step is None else self._resume_step + 1
             folder = self._run_dir / "tensorboard" / group
-            self._boards[group] = _EventFile(folder, purge_step)
+            self._boards[group] = EventFile(folder, purge_step)
         return self._boards[group]
 
 
@@ -253,7 +253,7 @@ class _Table:
         self._writer: Any = csv.writer(self._file, lineterminator="\n")
 
 
-class _EventFile:
+class EventFile:
     """Scalars and images for TensorBoard.
 
     tensorboardX's own `SummaryWriter` passes them to a thread. If that thread cannot write, for

@@ -33,6 +33,7 @@ def distribution(tmp_path):
 def site(distribution):
     """A folder of installed distributions that registers the tests' own trainable."""
     group = "[rl_replicator.trainables]\nfake = tests.cli.trainable_fake:fake\n"
+    group += "[rl_replicator.commands]\ngone = agents.cli.gone:run\n"
     distribution("tests-of-rl-replicator", "1.0", group)
     return distribution.site
 

@@ -90,6 +90,7 @@ COMMANDS = {
     "zoo --out new": "expected directories of runs",
     "zoo run --out a-file": "expected a new folder",
     "zoo run --out LONG": "--out: cannot write aaa .* File name too long",
+    "gone": "expected the command 'gone' at agents.cli.gone:run: No module named",
     "envs --all": "Unrecognized options: --all",
     "doctor more": "Unrecognized options: more",
 }

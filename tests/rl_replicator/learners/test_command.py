@@ -22,7 +22,7 @@ from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.runs import events, tensorboard
+from rl_replicator.runs import events, metrics
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 from tests.rl_replicator.learners import tiny_learners
@@ -134,8 +134,8 @@ def test_so_is_a_job_of_one_process_with_other_replicas(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (tensorboard.EventFile, "add_scalar"),
-        (tensorboard.EventFile, "add_image"),
+        (metrics.EventFile, "add_scalar"),
+        (metrics.EventFile, "add_image"),
         (Path, "write_bytes"),  # The PNG of `Learner.images`.
     ],
 )

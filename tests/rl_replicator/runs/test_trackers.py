@@ -189,31 +189,6 @@ def test_weights_and_biases_is_told_that_a_run_has_failed(wandb_run):
     assert (wandb_run / "wandb-run").read_text() == first  # By which it is continued.
 
 
-def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
-    import git
-    import mlflow
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / "code" / "package").mkdir(parents=True)
-    repository = git.Repo.init(tmp_path / "code")
-    author = git.Actor("A", "a@example.com")
-    commit = repository.index.commit("first", author=author, committer=author)
-    monkeypatch.chdir(tmp_path / "code" / "package")
-    complete(run_dir := make_run(tmp_path / "run", "mlflow"))
-    uri = (run_dir / "mlflow").as_uri()
-    client = mlflow.MlflowClient(uri)
-    experiment = client.get_experiment_by_name("rl-replicator")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    names = [file.path for file in client.list_artifacts(run.info.run_id)]
-    assert sorted(names) == ["checkpoint", "evaluation.mp4", "evaluation.png"]
-    folder = client.download_artifacts(run.info.run_id, "checkpoint", str(tmp_path))
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    assert [path.relative_to(folder).as_posix() for path in files] == ["learner/state.json"]
-    assert files[0].read_text() == "2"
-    assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
-
-
 def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -236,11 +211,15 @@ def test_a_tracker_without_files_and_failures_goes_on(tmp_path, caplog):
 
 
 def test_mlflow_in_a_folder(tmp_path, monkeypatch):
+    import git
     import mlflow  # Takes a second.
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    repository = git.Repo.init(tmp_path)
+    author = git.Actor("A", "a@example.com")
+    commit = repository.index.commit("first", author=author, committer=author)
     run_dir = make_run(tmp_path / "run", "mlflow", shares={"50%": 0.25})
-    monkeypatch.chdir(run_dir)  # No repository.
+    monkeypatch.chdir(run_dir)
     write(Path())
     write(run_dir, resume_step=20, steps=(30,))  # Continues the same run.
     client = mlflow.MlflowClient((run_dir / "mlflow").as_uri())
@@ -248,12 +227,19 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "actor/return")
     assert [(metric.step, metric.value) for metric in history] == [(10, 2.5), (20, 5.0), (30, 7.5)]
-    assert run.info.run_name == "run"
+    assert run.info.run_name == "run" and run.info.status == "FINISHED"
     assert run.data.params["agent.n_step"] == "3" and run.data.params["shares.50_"] == "0.25"
-    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
     with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
         writer.write("learner", 40, {"loss (Huber, \u03b4=1)": 2.0})
         assert client.get_run(run.info.run_id).info.status == "RUNNING"
+    assert client.get_run(run.info.run_id).data.metrics["learner/loss _Huber_ \u03b4_1_"] == 2.0
+    complete(run_dir)
+    names = [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert sorted(names) == ["checkpoint", "evaluation.mp4", "evaluation.png"]
+    folder = client.download_artifacts(run.info.run_id, "checkpoint", str(tmp_path))
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    assert [path.relative_to(folder).as_posix() for path in files] == ["learner/state.json"]
+    assert files[0].read_text() == "2"
     trackers.fail(RunDirectory(run_dir))
     assert client.get_run(run.info.run_id).info.status == "FAILED"
-    assert client.get_run(run.info.run_id).data.metrics["learner/loss _Huber_ \u03b4_1_"] == 2.0
