@@ -116,8 +116,6 @@ class WorkerInputs(inputs_lib.Inputs):
         self._origin = tf.constant(positions, tf.int64)
 
     def start(self) -> None:
-        if self._is_used:
-            return
         self._is_used = True
 
     def raise_marks(self) -> None:
@@ -259,7 +257,7 @@ class WorkerCallables(WorkerInputs):
         """Calls nothing yet.
 
         Args:
-          functions: a callable for each worker, or one for all.
+          functions: a callable for each worker.
           **places: see `WorkerInputs`.
         """
         super().__init__(**places)
@@ -273,8 +271,6 @@ class WorkerCallables(WorkerInputs):
         return list(row)
 
     def element(self, part: Any) -> Any:
-        if len(self._functions) == 1:
-            return self._functions[0]()
         return tf.switch_case(tf.cast(part, tf.int32), self._functions)
 
     def _make_arguments(self) -> tuple[Any, ...]:
