@@ -1,6 +1,7 @@
 """`rl-replicator plan`: the arithmetic of the bound, with parts that are easy to add up."""
 
 import dataclasses
+import json
 import re
 from functools import partial
 
@@ -309,3 +310,24 @@ def test_everything_is_measured(tmp_path, monkeypatch, capsys):
     # A row of 2 + 1 + 1 + 1 + 2 float32, and its overhead on the wire.
     assert parts.insert_bytes < 2000 and parts.sample_bytes < 4000
     assert "measuring d4pg on environments.fakes:chain" in printed and "saturates" in printed
+
+
+def test_frames_are_measured_too(tmp_path, monkeypatch, capsys):
+    """Their items are longer than the episodes, of 10 actions: windows end in the middle of one."""
+    monkeypatch.chdir(tmp_path)
+    frames = (
+        "--pixels",
+        "--frame.height",
+        "24",
+        "--frame.width",
+        "24",
+        "--agent.feature-size",
+        "4",
+    )
+    sizes = ("--agent.policy-layers", "6", "--agent.critic-layers", "7", "--agent.frame-stack", "2")
+    replay = ("--agent.n-step", "1", "--agent.replay.transitions-per-item", "16")
+    small = ("--agent.global-batch-size", "8", "--measure-seconds", "1", "--parts", "p.json")
+    assert plan.plan(["d4pg", *ENV, *frames, *sizes, *replay, *small]) == 0
+    parts = json.loads((tmp_path / "p.json").read_text())
+    assert parts["insert_bytes"] > 0 and parts["sample_bytes"] > 0
+    assert parts["settings"]["frame.height"] == 24 and "saturates" in capsys.readouterr().out
