@@ -6,7 +6,7 @@ import tensorflow as tf
 from rl_replicator import collectives
 
 FLOATS = ("float32", "float64", "float16", "bfloat16", "complex64")
-DTYPES = (*FLOATS, "int32", "int64", "int8", "uint8", "uint32", "uint64", "bool")
+DTYPES = (*FLOATS, "int32", "int64", "uint8", "uint64", "bool")
 # Every dtype; scalars, matrices and an empty array. The first goes through all collectives.
 FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((2, 2), "complex64")]
 FIXED += [((2, 3) if i % 2 else (), d) for i, d in enumerate(DTYPES)]

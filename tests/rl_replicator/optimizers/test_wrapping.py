@@ -23,7 +23,6 @@ OPTIMIZERS = {
     "sonnet sgd": lambda: snt.optimizers.SGD(0.1),
     "sonnet adam": lambda: snt.optimizers.Adam(0.01),
     "fused adam": lambda: rr.optimizers.Adam(0.01),
-    "sonnet rmsprop": lambda: snt.optimizers.RMSProp(0.01, momentum=0.9),
     "keras sgd": lambda: keras.SGD(0.1, momentum=0.9, clipnorm=0.5),
     "keras adam": lambda: keras.Adam(keras.schedules.ExponentialDecay(0.01, 2, 0.5)),
     "keras adamw": lambda: keras.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.3),

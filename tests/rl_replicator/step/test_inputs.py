@@ -527,7 +527,7 @@ def test_the_garbage_collector_does_not_wait_for_a_generator():
     def collect():
         gc.collect()
         for pump in pumps:
-            pump.join(3)  # It waits for the generator.
+            pump.join(0.5)  # It waits for the generator.
         gc.collect()
         collected.set()
 
