@@ -33,8 +33,7 @@ AREAS = (
     "rl_replicator/collectives/*.py",
     "rl_replicator/layers/*.py",
     "rl_replicator/learners/*/learner.py",
-    "rl_replicator/learners/*/losses.py",
-    "rl_replicator/learners/*/*norm*.py",
+    "rl_replicator/learners/*norm*.py",
     "rl_replicator/optimizers/*.py",
 )
 # A node of distributed programs; the learning itself is in agents/learning.

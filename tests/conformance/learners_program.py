@@ -24,7 +24,7 @@ from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents import fixed_samples
-from tests.rl_replicator.learners import image_files
+from tests.rl_replicator.learners import tiny_images
 
 # A depth with only two stages, because tracing takes most of the time here.
 _DEPTH = 6
@@ -33,7 +33,7 @@ _STEPS = 4
 
 
 def resnet(replicator, data):
-    networks._STAGES[_DEPTH] = ((1, 1), False)
+    networks.STAGES[_DEPTH] = ((1, 1), False)
     config = ResNetConfig(
         data_dir=data,
         depth=_DEPTH,
@@ -41,7 +41,7 @@ def resnet(replicator, data):
         precision="float32",
         cross_replica_norm=True,
         global_batch_size=_BATCH,
-        epochs=_STEPS * _BATCH / image_files.NUM_TRAIN,
+        epochs=_STEPS * _BATCH / tiny_images.NUM_TRAIN,
         warm_up_epochs=0.0,
         evaluate_epochs=100.0,
     )

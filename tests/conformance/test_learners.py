@@ -18,7 +18,7 @@ import pytest
 import rl_replicator as rr
 from rl_replicator.checkpoints.parts import VariableValues
 from tests.conformance import learners_program
-from tests.rl_replicator.learners import image_files
+from tests.rl_replicator.learners import tiny_images
 from tests.suite import forked
 
 # The tests of each learner cover two replicas in one process.
@@ -38,7 +38,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A function that trains all learners once under a backend and returns the folder."""
-    data = image_files.fashion_mnist(tmp_path_factory.mktemp("images"))
+    data = tiny_images.fashion_mnist(tmp_path_factory.mktemp("images"))
 
     @functools.cache
     def train(name):

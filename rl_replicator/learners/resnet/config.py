@@ -1,13 +1,11 @@
 """Hyper-parameters of the classifier."""
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from rl_replicator.errors import check_option
-from rl_replicator.learners.image_size import check_in_memory
+from rl_replicator.learners.image_config import ImageConfig
 
-# Defaults that depend on the data set.
 _SMALL: dict[str, Any] = {
     "stem": "small",
     "depth": 18,
@@ -35,31 +33,21 @@ _BY_DATA: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ImageConfig):
     """Train a ResNet v1.5 to classify images.
 
     The default of a setting that is None depends on the data set.
     """
 
-    data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
-    """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
-    data_dir: Path | None = None
-    """Directory of the data. Default for Fashion-MNIST: the directory of Debian's package."""
-    depth: Literal[18, 34, 50, 101] | None = None
-    """Number of layers of the network."""
-    width: int | None = None
-    """Number of channels in the network's first stage."""
-    stem: Literal["imagenet", "small"] | None = None
-    """First layers: for images of about 224x224 (imagenet) or 32x32 (small)."""
-    image_size: int | None = None
-    """Height and width to which images of TFRecord files are resized."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype in which the layers compute; auto is bfloat16 if this machine computes it fast. A run
     keeps its initial dtype."""
+    depth: Literal[18, 34, 50, 101] | None = None
+    """Number of layers of the network."""
+    stem: Literal["imagenet", "small"] | None = None
+    """First layers: for images of about 224x224 (imagenet) or 32x32 (small)."""
     epochs: float | None = None
     """Number of times that each image is seen."""
-    global_batch_size: int | None = None
-    """Images in a step, over all replicas."""
     micro_batches: int = 1
     """Parts of a replica's batch whose gradients are accumulated; more parts need less memory."""
     optimizer: Literal["momentum", "lars"] = "momentum"
@@ -81,46 +69,20 @@ class ResNetConfig:
     """Compute batch statistics over all replicas instead of over each replica."""
     evaluate_epochs: float = 1.0
     """Epochs between evaluations."""
-    seed: int = 1
-    """Seed of the weights, and of the order and augmentation of the images."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "global_batch_size", "micro_batches", "epochs", "learning_rate"):
-            value = getattr(self, name)
-            check_option(value is None or value > 0, name, "more than 0", value)
-        # Images in memory keep their size, which is 0 here.
-        size = self.image_size
+        super().__post_init__()
+        positive = "micro_batches epochs learning_rate evaluate_epochs"
+        self.check(positive, "more than 0", lambda value: value > 0)
         if self.data == "imagenet":
-            check_option(size is None or size > 0, "image_size", "more than 0", size)
-        else:
-            check_in_memory(self.data, size)
-        for name in ("weight_decay", "warm_up_epochs"):
-            value = getattr(self, name)
-            check_option(value is None or value >= 0, name, "at least 0", value)
-        for name in ("momentum", "label_smoothing"):
-            value = getattr(self, name)
-            check_option(value is None or 0 <= value < 1, name, "a number from 0 to below 1", value)
-        check_option(
-            self.micro_batches <= 1 or not self.cross_replica_norm,
-            "micro_batches",
-            "1 with --cross-replica-norm, as replicas do not meet between micro-batches",
-            self.micro_batches,
-        )
-        check_option(
-            self.evaluate_epochs > 0, "evaluate_epochs", "more than 0", self.evaluate_epochs
-        )
+            self.check("image_size", "more than 0", lambda size: size > 0)
+        self.check("weight_decay warm_up_epochs", "at least 0", lambda value: value >= 0)
+        below_1 = "a number from 0 to below 1"
+        self.check("momentum label_smoothing", below_1, lambda value: 0 <= value < 1)
+        if self.cross_replica_norm:
+            expected = "1 with --cross-replica-norm, as replicas do not meet between micro-batches"
+            self.check("micro_batches", expected, lambda value: value == 1)
 
-    def on_this_machine(self) -> "ResNetConfig":
-        """Returns the config with the precision that suits this machine, if it is "auto"."""
-        from rl_replicator.layers import precision  # Imports TensorFlow.
-
-        name: Any = precision.resolve(self.precision)
-        return dataclasses.replace(self, precision=name)
-
-    def resolved(self) -> Any:
-        """Returns a config with defaults for the data set in place of None, except `data_dir`."""
-        suits = _BY_DATA[self.data] | {
-            "learning_rate": {"momentum": 0.1, "lars": 1.0}[self.optimizer]
-        }
-        missing = {name: value for name, value in suits.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
+    def defaults(self) -> Mapping[str, Any]:
+        rate = {"momentum": 0.1, "lars": 1.0}[self.optimizer]
+        return _BY_DATA[self.data] | {"learning_rate": rate}

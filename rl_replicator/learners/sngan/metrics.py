@@ -5,24 +5,117 @@ and the figures are computed from the sums of all replicas. So every image count
 number of replicas.
 """
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from rl_replicator import errors
+from rl_replicator.checkpoints.parts import TrackableSubset
+from rl_replicator.learners.resnet.config import ResNetConfig
+from rl_replicator.learners.resnet.learner import Classifier
+from rl_replicator.replicator import Replicator
+from rl_replicator.runs.plain_data import from_plain, stored_part
+from rl_replicator.runs.run_directory import RunDirectory
 
-@dataclasses.dataclass(frozen=True)
-class Statistics:
-    """Statistics of the features of a set of images.
+# Maps images, [B, H, W, C] float32, 0 to 255, to features, [B, F], and logits, [B, K].
+Classify = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+# Mean, [F] float64, and sample covariance, [F, F] float64, of the features of a set of images.
+Statistics = tuple[np.ndarray, np.ndarray]
 
-    Attributes:
-      mean: [F] float64.
-      covariance: sample covariance, with N - 1 in the denominator, [F, F] float64.
+_INCEPTION_INPUT = "ExpandDims:0"
+_INCEPTION_FEATURES = "pool_3:0"
+_INCEPTION_LOGITS = "softmax/logits/MatMul"
+
+
+def load(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) -> tuple[str, Classify]:
+    """Loads a classifier from a run directory or a file.
+
+    Args:
+      path: run directory of `rl-replicator train resnet`, or `classify_image_graph_def.pb`.
+      replicator: replicator whose replicas will call the classifier.
+      image_shape: height, width, channels of the images to classify.
+
+    Returns:
+      A suffix for the names of figures that are computed with the classifier, and the classifier.
+
+    Raises:
+      UsageError: if there is no classifier at the path, or it takes images of another shape.
     """
+    if path.is_dir():
+        return "_own_classifier", _of_run(path, replicator, image_shape)
+    if not path.is_file():
+        raise errors.ConfigError(
+            f"--features: expected a run directory of 'rl-replicator train resnet', or Inception's "
+            f"classify_image_graph_def.pb, found nothing at {path}; train a classifier, or unpack "
+            "the file from inception-2015-12-05.tgz"
+        )
+    return "", _inception(path)
 
-    mean: np.ndarray
-    covariance: np.ndarray
+
+def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) -> Classify:
+    """Restores the best classifier of a run."""
+    run = RunDirectory(path)
+    identity = run.config()["identity"]
+    trainable = stored_part(identity, "trainable", str)
+    if trainable != "resnet":
+        raise errors.ConfigError(
+            f"--features: expected a run of 'rl-replicator train resnet', found one of {trainable} "
+            f"in {path}; name another"
+        )
+    checkpointer = run.checkpointer(best=True)
+    config = from_plain(ResNetConfig, stored_part(identity, "config", Mapping)).resolved()
+    with replicator.scope():
+        classifier = Classifier(config)
+    if classifier.images.image_shape != image_shape:
+        raise errors.ConfigError(
+            f"--features: expected a classifier of images {list(image_shape)}, found one of images "
+            f"{list(classifier.images.image_shape)} in {path}; train one on the same data"
+        )
+    # A subset, because the checkpoint holds the optimizer too.
+    checkpointer.restore({"learner": TrackableSubset(network=classifier.network)})
+    return classifier
+
+
+def _inception(path: Path) -> Classify:
+    """Loads the Inception network (arXiv:1512.00567) with which published figures are computed.
+
+    The file is a graph that resizes images to 299x299 and scales them. The weights are constants.
+    Its last layer is replaced, because the one in the graph accepts only one image at a time.
+    """
+    graph_def = tf.compat.v1.GraphDef()
+    try:
+        graph_def.ParseFromString(path.read_bytes())
+        inputs = {node.name: node.input for node in graph_def.node}
+        weights_name = inputs[_INCEPTION_LOGITS][1].partition(":")[0]
+        wanted = [_INCEPTION_FEATURES.partition(":")[0], weights_name]
+        graph_def = tf.compat.v1.graph_util.extract_sub_graph(graph_def, wanted)
+    except Exception as error:  # Protobuf's own class is not public.
+        raise errors.ConfigError(
+            f"--features: expected Inception's classify_image_graph_def.pb in {path}, got another "
+            f"kind of file ({type(error).__name__}: {error}); unpack it from "
+            "inception-2015-12-05.tgz"
+        ) from None
+
+    def run(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        pool, weights = tf.graph_util.import_graph_def(
+            graph_def,
+            input_map={_INCEPTION_INPUT: images},
+            return_elements=[_INCEPTION_FEATURES, f"{weights_name}:0"],
+            name="",
+        )
+        features = tf.reshape(pool, [-1, weights.shape[0]])
+        return features, tf.matmul(features, weights)
+
+    shape = [None, None, None, 3]
+    function = tf.compat.v1.wrap_function(run, [tf.TensorSpec(shape, tf.float32)])
+
+    def classify(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images = images if images.shape[-1] == 3 else tf.image.grayscale_to_rgb(images)
+        return function(tf.cast(images, tf.float32))
+
+    return classify
 
 
 def sums(features: tf.Tensor, logits: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -54,8 +147,7 @@ def statistics(sums: Mapping[str, np.ndarray]) -> Statistics:
     """Computes mean and covariance of the features from the sums over all images."""
     count = sums["images"]
     mean = sums["features"] / count
-    covariance = (sums["products"] - count * np.outer(mean, mean)) / (count - 1)
-    return Statistics(mean, covariance)
+    return mean, (sums["products"] - count * np.outer(mean, mean)) / (count - 1)
 
 
 def frechet_distance(a: Statistics, b: Statistics) -> float:
@@ -70,11 +162,11 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
       a: statistics of one set of images.
       b: statistics of the other.
     """
-    difference = a.mean - b.mean
-    product = _root(a.covariance) @ _root(b.covariance)
-    traces = np.trace(a.covariance) + np.trace(b.covariance)
+    (mean_a, covariance_a), (mean_b, covariance_b) = a, b
+    product = _root(covariance_a) @ _root(covariance_b)
+    traces = np.trace(covariance_a) + np.trace(covariance_b)
     overlap = np.linalg.svd(product, compute_uv=False).sum()
-    return float(max(difference @ difference + traces - 2.0 * overlap, 0.0))
+    return float(max(np.sum((mean_a - mean_b) ** 2) + traces - 2.0 * overlap, 0.0))
 
 
 def inception_score(sums: Mapping[str, np.ndarray]) -> float:

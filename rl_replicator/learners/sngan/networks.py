@@ -13,11 +13,8 @@ import itertools
 import sonnet as snt
 import tensorflow as tf
 
-from rl_replicator.layers import batch_norm
-from rl_replicator.learners.resnet.normalization import cross_replica_batch_norm
-from rl_replicator.learners.sngan.spectral_norm import SpectralNorm
+from rl_replicator.learners.normalization import SpectralNorm, cross_replica_batch_norm
 
-_DECAY = 0.9
 _SMALLEST_SIDE = 4
 _LARGEST_MULTIPLE = 16
 # Glorot & Bengio 2010; with twice the variance for layers next to a ReLU.
@@ -62,7 +59,11 @@ def layout(image_size: int) -> Shape:
 
 
 class Layer(snt.Module):
-    """A dense layer for inputs of two axes; a convolution with "SAME" padding for four axes."""
+    """A dense layer for inputs of two axes; a convolution with "SAME" padding for four axes.
+
+    Attributes:
+      weight_norm: normalises the weight; None for no normalisation.
+    """
 
     def __init__(
         self,
@@ -84,11 +85,8 @@ class Layer(snt.Module):
           name: name of the module.
         """
         super().__init__(name=name)
-        self._channels = channels
-        self._w_init = w_init
-        self._size = size
-        self._has_bias = has_bias
-        self._weight_norm = weight_norm
+        self._channels, self._size, self._w_init = channels, size, w_init
+        self._has_bias, self.weight_norm = has_bias, weight_norm
 
     @snt.once
     def _build(self, x: tf.Tensor) -> None:
@@ -108,8 +106,8 @@ class Layer(snt.Module):
         """
         self._build(x)
         w = tf.convert_to_tensor(self.w)
-        if self._weight_norm is not None:
-            w = self._weight_norm(w, is_training)
+        if self.weight_norm is not None:
+            w = self.weight_norm(w, is_training)
         w = tf.cast(w, x.dtype)
         y = tf.matmul(x, w) if x.shape.rank == 2 else tf.nn.conv2d(x, w, 1, "SAME")
         return tf.nn.bias_add(y, tf.cast(self.b, x.dtype)) if self._has_bias else y
@@ -129,13 +127,7 @@ class ConditionalNorm(snt.Module):
           name: name of the module.
         """
         super().__init__(name=name)
-        self._norm = batch_norm.CrossReplicaBatchNorm(
-            create_scale=False,
-            create_offset=False,
-            moving_mean=batch_norm.MovingAverage(_DECAY, start=0.0, name="moving_mean"),
-            moving_variance=batch_norm.MovingAverage(_DECAY, start=1.0, name="moving_variance"),
-            name="norm",
-        )
+        self._norm = cross_replica_batch_norm("norm")
         self._scale = Layer(channels, snt.initializers.Ones(), name="scale")
         self._offset = Layer(channels, snt.initializers.Zeros(), name="offset")
 
@@ -290,7 +282,7 @@ class Discriminator(snt.Module):
         )
 
     def __call__(self, images: tf.Tensor, classes: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """Scores images.
+        """Scores images: `psi(phi(x)) + y^T V phi(x)`, Miyato & Koyama 2018, equation 7.
 
         Args:
           images: [B, H, W, C] in [-1, 1], of the dtype to compute in.
@@ -305,25 +297,10 @@ class Discriminator(snt.Module):
             x = block(x, is_training)
         # From the sum over positions on, not in bfloat16, which loses precision in sums.
         dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
-        features = tf.reduce_sum(tf.cast(tf.nn.relu(x), dtype), axis=[1, 2])  # [B, F]
-        embedded = self._embedding(tf.cast(classes, dtype), is_training)  # [B, F]
-        return projection(features, self._linear(features, is_training)[:, 0], embedded)
-
-
-def projection(features: tf.Tensor, scores: tf.Tensor, embedded: tf.Tensor) -> tf.Tensor:
-    """Computes the score of a projection discriminator, `psi(phi(x)) + y^T V phi(x)`.
-
-    Miyato & Koyama 2018 (arXiv:1802.05637), equation 7.
-
-    Args:
-      features: `phi(x)`, [B, F].
-      scores: `psi(phi(x))`, [B].
-      embedded: `y^T V`, [B, F].
-
-    Returns:
-      Scores, [B].
-    """
-    return scores + tf.reduce_sum(embedded * features, axis=1)
+        features = tf.reduce_sum(tf.cast(tf.nn.relu(x), dtype), axis=[1, 2])  # phi(x), [B, F]
+        embedded = self._embedding(tf.cast(classes, dtype), is_training)  # y^T V, [B, F]
+        scores = self._linear(features, is_training)[:, 0]  # psi(phi(x)), [B]
+        return scores + tf.reduce_sum(embedded * features, axis=1)
 
 
 def double(x: tf.Tensor) -> tf.Tensor:

@@ -6,12 +6,12 @@ import scipy.linalg
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.learners.sngan import features, metrics
-from tests.rl_replicator.learners import image_files
+from rl_replicator.learners.sngan import metrics
+from tests.rl_replicator.learners import tiny_images
 
 
 def statistics(x):
-    return metrics.Statistics(x.mean(0), np.cov(x, rowvar=False))
+    return x.mean(0), np.cov(x, rowvar=False)
 
 
 def of_batches(x, logits, size):
@@ -36,18 +36,18 @@ def test_frechet_distance_is_scipys(count, num_features):
     x = rng.normal(size=[count, num_features]) @ mix
     y = rng.normal(size=[count, num_features]) @ mix * 1.3 + 0.5
     a, b = statistics(x), statistics(y)
-    root = scipy.linalg.sqrtm(a.covariance @ b.covariance).real
-    want = np.sum((a.mean - b.mean) ** 2) + np.trace(a.covariance + b.covariance - 2 * root)
+    root = scipy.linalg.sqrtm(a[1] @ b[1]).real
+    want = np.sum((a[0] - b[0]) ** 2) + np.trace(a[1] + b[1] - 2 * root)
     # SciPy's root of a rank-deficient product is accurate to about five digits.
     rtol = 1e-9 if count > num_features else 1e-4
     np.testing.assert_allclose(metrics.frechet_distance(a, b), want, rtol=rtol)
 
 
 def test_frechet_distance_by_hand():
-    a = metrics.Statistics(np.array([1.0, 2.0]), np.diag([4.0, 9.0]))
-    b = metrics.Statistics(np.array([3.0, 2.0]), np.diag([1.0, 16.0]))
+    a = (np.array([1.0, 2.0]), np.diag([4.0, 9.0]))
+    b = (np.array([3.0, 2.0]), np.diag([1.0, 16.0]))
     np.testing.assert_allclose(metrics.frechet_distance(a, b), 4 + (2 - 1) ** 2 + (3 - 4) ** 2)
-    constant = metrics.Statistics(np.zeros(2), np.zeros([2, 2]))
+    constant = (np.zeros(2), np.zeros([2, 2]))
     np.testing.assert_allclose(metrics.frechet_distance(a, constant), 5 + 4 + 9)
 
 
@@ -61,8 +61,8 @@ def test_statistics_of_sums():
     x = (rng.normal(size=[103, 8]) + 100).astype(np.float32)
     got = metrics.statistics(of_batches(x, np.zeros([103, 3], np.float32), 10))
     want = statistics(x.astype(np.float64))
-    np.testing.assert_allclose(got.mean, want.mean, rtol=1e-12)
-    np.testing.assert_allclose(got.covariance, want.covariance, atol=1e-9)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-12)
+    np.testing.assert_allclose(got[1], want[1], atol=1e-9)
 
 
 def test_inception_score():
@@ -79,8 +79,8 @@ def test_inception_score():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_inception_from_a_file(tmp_path, channels):
-    path = image_files.inception(tmp_path)
-    suffix, classify = features.load(path, rr.make("single_device"), (8, 8, channels))
+    path = tiny_images.inception(tmp_path)
+    suffix, classify = metrics.load(path, rr.make("single_device"), (8, 8, channels))
     assert suffix == ""
     images = tf.constant(np.random.default_rng(0).uniform(0, 255, [5, 8, 8, channels]), tf.float32)
     got, logits = tf.function(classify)(images)
@@ -92,12 +92,12 @@ def test_inception_from_a_file(tmp_path, channels):
 def test_what_is_no_classifier(tmp_path):
     replicator = rr.make("single_device")
     with pytest.raises(rr.UsageError, match="--features: expected a run directory .* or Inception"):
-        features.load(tmp_path / "inception.pb", replicator, (32, 32, 3))
+        metrics.load(tmp_path / "inception.pb", replicator, (32, 32, 3))
     (tmp_path / "inception.pb").write_bytes(b"not a graph")
     other = tf.Graph().as_graph_def().SerializeToString()
     for content in (b"not a graph", other):
         (tmp_path / "inception.pb").write_bytes(content)
         with pytest.raises(rr.UsageError, match="expected Inception's .* another kind of file"):
-            features.load(tmp_path / "inception.pb", replicator, (32, 32, 3))
+            metrics.load(tmp_path / "inception.pb", replicator, (32, 32, 3))
     with pytest.raises(rr.UsageError, match="expected the directory of a run"):
-        features.load(tmp_path, replicator, (32, 32, 3))
+        metrics.load(tmp_path, replicator, (32, 32, 3))

@@ -14,20 +14,21 @@ from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from tests.rl_replicator.learners import image_files
+from tests.rl_replicator.learners import tiny_images
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, NOISE, CLASSES, SEED = 4, 3, 10, 5
 RATES = {"generator": 3e-3, "discriminator": 2e-3}
 BETA_2, EPSILON = 0.9, 1e-8
 UPDATES = 2  # Of the discriminator in one step.
-DISCRIMINATOR_STREAM, GENERATOR_STREAM, LABEL_STREAM = 0, 1 << 40, 2 << 40
+# The first of two uses of random numbers in an update: noise, then labels.
+DISCRIMINATOR_USE, GENERATOR_USE = 0, 2
 
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
     config = SNGANConfig(
-        data_dir=image_files.fashion_mnist(tmp_path_factory.mktemp("images")),
+        data_dir=tiny_images.fashion_mnist(tmp_path_factory.mktemp("images")),
         width=1,
         precision="float64",
         steps=1,
@@ -43,7 +44,7 @@ def learner(tmp_path_factory):
     made = SNGANLearner(replicator, config)
     made.replicator = replicator
     rng = np.random.default_rng(0)
-    for network in (made._generator, made._discriminator):  # Off their special initial values.
+    for network in (made.generator, made.discriminator):  # Off their special initial values.
         for variable in network.trainable_variables:
             variable.assign_add(0.2 * rng.standard_normal(variable.shape))
     made.evaluation = lambda: None
@@ -59,15 +60,15 @@ def values(network):
     """The variables of a network by path."""
     found = {path(v): v.numpy() for v in network.variables if not v.name.endswith("/u:0")}
     for layer in network.submodules:  # The vectors' names do not identify their layer.
-        if getattr(layer, "_weight_norm", None) is not None:
-            found[f"{path(layer.w).removesuffix('/w')}/spectral/u"] = layer._weight_norm.u.numpy()
+        if getattr(layer, "weight_norm", None) is not None:
+            found[f"{path(layer.w).removesuffix('/w')}/spectral/u"] = layer.weight_norm.u.numpy()
     return found
 
 
 @pytest.mark.timeout(300)
 def test_one_step(learner, tmp_path):
-    generator, discriminator = values(learner._generator), values(learner._discriminator)
-    average = values(learner._average)
+    generator, discriminator = values(learner.generator), values(learner.discriminator)
+    average = values(learner.average)
     data = learner.input_fn(rr.InputContext(num_replicas=1))
     batches = [(x.numpy(), y.numpy()) for x, y in data.take(UPDATES)]
     training = Training(
@@ -78,10 +79,10 @@ def test_one_step(learner, tmp_path):
     )
     assert training.run() is None
 
-    names = [path(variable) for variable in learner._discriminator.trainable_variables]
+    names = [path(variable) for variable in learner.discriminator.trainable_variables]
     adam, losses, means = Adam(RATES["discriminator"]), [], []
     for update, (images, labels) in enumerate(batches):
-        noise, fake_labels = draw(DISCRIMINATOR_STREAM, update)
+        noise, fake_labels = draw(learner, DISCRIMINATOR_USE, update)
         fakes = generate(generator, noise, one_in_k(fake_labels))
         both = np.concatenate([images / 127.5 - 1.0, fakes])
         classes = one_in_k(np.concatenate([labels, fake_labels]))
@@ -100,9 +101,14 @@ def test_one_step(learner, tmp_path):
         adam.apply(gradients, discriminator)
         for layer, (_, u) in vectors.items():
             discriminator[f"{layer}/spectral/u"] = u
-    check(learner._discriminator, learner._discriminator_optimizer, discriminator, gradients)
+    check(
+        learner.discriminator,
+        learner.trackables()["discriminator_optimizer"],
+        discriminator,
+        gradients,
+    )
 
-    noise, labels = draw(GENERATOR_STREAM, 0)
+    noise, labels = draw(learner, GENERATOR_USE, 0)
     vectors = left_vectors(discriminator)
 
     def loss(weights):
@@ -114,14 +120,14 @@ def test_one_step(learner, tmp_path):
     got = [*rows["discriminator_real_score"], *rows["discriminator_fake_score"]]
     np.testing.assert_allclose(got, np.mean(means, axis=0), rtol=1e-5)
     np.testing.assert_allclose(rows["generator_loss"], [loss(generator)], rtol=1e-5)
-    names = [path(variable) for variable in learner._generator.trainable_variables]
+    names = [path(variable) for variable in learner.generator.trainable_variables]
     gradients = differences(loss, generator, names)
     Adam(RATES["generator"]).apply(gradients, generator)
-    check(learner._generator, learner._generator_optimizer, generator, gradients)
-    got = values(learner._average)
+    check(learner.generator, learner.trackables()["generator_optimizer"], generator, gradients)
+    got = values(learner.average)
     for name in names:  # In the first update, a tenth of the average is kept.
         np.testing.assert_allclose(
-            got[name], 0.1 * average[name] + 0.9 * values(learner._generator)[name], atol=1e-7
+            got[name], 0.1 * average[name] + 0.9 * values(learner.generator)[name], atol=1e-7
         )
 
 
@@ -175,12 +181,11 @@ def differences(loss, weights, names, h=1e-6):
     return gradients
 
 
-def draw(stream, update):
-    """The noise and the labels of an update; the streams are those of the implementation."""
-    noise = tf.random.stateless_normal([BATCH, NOISE], [SEED + stream, update])
-    labels = tf.random.stateless_uniform(
-        [BATCH], [SEED + stream + LABEL_STREAM, update], maxval=CLASSES, dtype=tf.int32
-    )
+def draw(learner, use, update):
+    """The noise and the labels of an update, from the seeds of the implementation."""
+    seeds = [learner.step_seed(tf.constant(update), use + i) for i in range(2)]
+    noise = tf.random.stateless_normal([BATCH, NOISE], seeds[0])
+    labels = tf.random.stateless_uniform([BATCH], seeds[1], maxval=CLASSES, dtype=tf.int32)
     return noise.numpy().astype(np.float64), labels.numpy()
 
 

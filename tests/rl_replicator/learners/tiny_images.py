@@ -33,21 +33,14 @@ def fashion_mnist(folder):
     return folder
 
 
-def cifar(folder, is_binary):
+def cifar(folder):
     """Two images in each file; pixel (row, column) of channel c is 100 c + row."""
     folder.mkdir()
     image = np.zeros([3, 32, 32], np.uint8)
     image += (100 * np.arange(3)[:, None, None] + np.arange(32)[None, :, None]).astype(np.uint8)
     rows = np.stack([image.reshape(-1)] * 2)
     for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        labels = [number, 9]
-        if is_binary:
-            content = b"".join(
-                bytes([label]) + row.tobytes() for label, row in zip(labels, rows, strict=True)
-            )
-            (folder / f"{name}.bin").write_bytes(content)
-        else:
-            (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": labels}))
+        (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": [number, 9]}))
 
 
 def records(folder, pattern, num_files, count, keys=("image/encoded", "image/class/label")):
