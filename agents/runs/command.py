@@ -198,17 +198,21 @@ class AgentCommand:
         )
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str | None) -> "ExportedModel":
+    def exported(
+        self, run_dir: Path, best: bool, license_name: str | None, data_dir: Path | None = None
+    ) -> "ExportedModel":
         """Returns the policy of a run as a model; see `rl_replicator.cli.results`.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
           license_name: licence named in the model card; None for none.
+          data_dir: None: an agent has no data.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the agent cannot be exported.
         """
+        check_option(data_dir is None, "data_dir", "none for the run of an agent", data_dir)
         from agents.policies.export import export_policy
         from agents.policies.policy import restore
         from rl_replicator.runs.run_directory import RunDirectory

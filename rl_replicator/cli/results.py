@@ -9,9 +9,6 @@ from typing import Any, Literal
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, cannot_write, check_option
 
-# Options of `export` that take no value.
-_FLAGS = ("--best", "--no-best")
-
 
 def evaluate(args: Sequence[str]) -> int:
     """Evaluates the newest checkpoint of a run; the options depend on what it trains."""
@@ -51,40 +48,25 @@ class ExportOptions:
     """Use the checkpoint with the best evaluation during training, in place of the newest."""
     license: str | None = None
     """Licence named in the model card. Default: none."""
+    data_dir: Path | None = None
+    """Where the data of a learner lies now. Default: as in training."""
 
 
 def export(args: Sequence[str]) -> int:
     """Exports the model of a run and prints the folder."""
-    chosen: Any = options.parse(_export_options(args), "rl-replicator export", args)
+    chosen: Any = options.parse(ExportOptions, "rl-replicator export", args)
     trainable: Any = trainables.of_run(chosen.run_dir)
     if not hasattr(trainable, "exported"):
         raise UsageError(
             f"expected a run whose model can be exported, got {chosen.run_dir}; its command has no "
             "method 'exported'"
         )
-    own = {field.name for field in dataclasses.fields(ExportOptions)}
-    names = [field.name for field in dataclasses.fields(chosen) if field.name not in own]
-    places = {name: getattr(chosen, name) for name in names}
-    model = trainable.exported(chosen.run_dir, chosen.best, chosen.license, **places)
+    model = trainable.exported(chosen.run_dir, chosen.best, chosen.license, chosen.data_dir)
     from rl_replicator.exports import formats
 
     formats.write(model, chosen.format, chosen.out)
     print(f"{chosen.format} {chosen.out} ({model.card.title})")
     return 0
-
-
-def _export_options(args: Sequence[str]) -> type:
-    """Returns the options class; for a learner's run, with options for where its data is now."""
-    for before, word in zip(["", *args], args, strict=False):
-        # The value of an option may be a path, too.
-        is_value = before.startswith("--") and "=" not in before and before not in _FLAGS
-        if not word.startswith("-") and not is_value:
-            if not Path(word, "config.json").exists():
-                break
-            trainable: Any = trainables.of_run(Path(word))
-            has_places = hasattr(trainable, "with_places")
-            return trainable.with_places(ExportOptions) if has_places else ExportOptions
-    return ExportOptions
 
 
 @dataclasses.dataclass(frozen=True)

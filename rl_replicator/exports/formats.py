@@ -1,13 +1,11 @@
 """Writes a model to a folder that other programs can read, in one of several formats."""
 
-import contextlib
 import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,26 +84,11 @@ def _write_saved_model(model: ExportedModel, folder: Path) -> None:
         root.setLevel(level)  # `save` changes it.
 
 
-@contextlib.contextmanager
-def _no_output() -> Iterator[None]:
-    """Discards what C++ code prints: statistics; the converter raises its errors."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _write_tflite(model: ExportedModel, folder: Path) -> None:
     saved = folder / "saved_model"
     _write_saved_model(model, saved)
     try:
-        with _no_output():
-            converted = tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert()
+        converted = tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert()
     except Exception as error:  # The converter has its own classes, whose messages fill pages.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
@@ -123,14 +106,8 @@ def _write_onnx(model: ExportedModel, folder: Path) -> None:
 
 def _write_numpy(model: ExportedModel, folder: Path) -> None:
     translated = program.translate(_Saved(model).call)
-    # Operation names may be invalid file names; several operations may have the same weights.
-    contents: dict[Any, str] = {}
-    keys = {
-        name: contents.setdefault(
-            (array.dtype.str, array.shape, array.tobytes()), f"constant_{len(contents)}"
-        )
-        for name, array in translated.constants.items()
-    }
+    # Names of operations may be invalid file names.
+    keys = {name: f"constant_{i}" for i, name in enumerate(translated.constants)}
     described = {
         "inputs": translated.inputs,
         "outputs": translated.outputs,

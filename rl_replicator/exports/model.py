@@ -34,37 +34,15 @@ class Card:
 
     def markdown(self) -> str:
         """Returns the card as Markdown."""
-        rows = [
-            f"| {name} | {value} |" for name, value in {**self.facts, **self._versions()}.items()
-        ]
-        return "\n".join(
-            [
-                f"# {self.title}",
-                "",
-                "| | |",
-                "|---|---|",
-                *rows,
-                "",
-                self.usage,
-                "",
-                "Settings:",
-                "",
-                "```json",
-                json.dumps(self.config, indent=2),
-                "```",
-                "",
-            ]
-        )
+        rows = [f"| {k} | {v} |" for k, v in {**self.facts, **self._versions()}.items()]
+        settings = ["Settings:", "", "```json", json.dumps(self.config, indent=2), "```", ""]
+        lines = [f"# {self.title}", "", "| | |", "|---|---|", *rows, "", self.usage, "", *settings]
+        return "\n".join(lines)
 
     def json(self) -> str:
         """Returns the card as JSON."""
-        plain = {
-            "title": self.title,
-            **self.facts,
-            "versions": self._versions(),
-            "config": self.config,
-        }
-        return json.dumps(plain, indent=1)
+        others = {"versions": self._versions(), "config": self.config}
+        return json.dumps({"title": self.title, **self.facts, **others}, indent=1)
 
     def _versions(self) -> dict[str, str]:
         """Returns the versions of this project, of Python and of the packages that matter."""

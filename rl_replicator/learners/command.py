@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tyro
 
 from rl_replicator.errors import ConfigError, UsageError
-from rl_replicator.learners.contract import annotation
+from rl_replicator.learners.contract import Learner, annotation, check_steps
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import trackers
@@ -31,7 +32,6 @@ from rl_replicator.runs.run_directory import (
 
 if TYPE_CHECKING:
     from rl_replicator.exports.model import ExportedModel
-    from rl_replicator.learners.contract import Learner
     from rl_replicator.learners.loop import Training
     from rl_replicator.replicator import Replicator
 
@@ -53,6 +53,8 @@ class LearnerEvaluationOptions:
 
     best: bool = False
     """Use the checkpoint with the best evaluation during training, in place of the newest."""
+    data_dir: Path | None = None
+    """Where the data lies now. Default: as in training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +72,10 @@ class LearnerCommand:
     name: str
     config_type: type
     make_learner: "Callable[[Replicator, Any], Learner]"
+    evaluation_options_type = LearnerEvaluationOptions
 
     def parse(self, words: Sequence[str], stored: Mapping[str, Any]) -> RunOptions:
         """Reads options from the words; see `rl_replicator.cli.trainables.Trainable`."""
-        import tyro
-
         return tyro.cli(
             RunOptions,
             prog=f"rl-replicator train {self.name}",
@@ -98,34 +99,6 @@ class LearnerCommand:
         made = from_plain(self.config_type, config, command)
         return dataclasses.replace(from_plain(RunOptions, run, command), config=made)
 
-    @property
-    def evaluation_options_type(self) -> type:
-        """Dataclass of the options of `evaluate`."""
-        return self.with_places(LearnerEvaluationOptions)
-
-    def with_places(self, options_type: type) -> type:
-        """Adds options for data that has been moved since training.
-
-        Args:
-          options_type: frozen dataclass of the options of `evaluate` or of an export.
-
-        Returns:
-          A frozen dataclass that also has the places of the config; None stands for the run's own.
-        """
-        import tyro
-
-        explained = tyro.conf.arg(
-            help="Where it lies now.", help_behavior_hint="(default: as in training)"
-        )
-        kind: Any = typing.Annotated[Path | None, explained]
-        own = {field.name for field in dataclasses.fields(options_type)}
-        fields = [(name, kind, None) for name in _places(self.config_type) if name not in own]
-        made = dataclasses.make_dataclass(
-            options_type.__name__, fields, bases=(options_type,), frozen=True
-        )
-        made.__doc__ = options_type.__doc__
-        return made
-
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""
         own = {field.name for field in dataclasses.fields(RunOptions)}
@@ -147,43 +120,44 @@ class LearnerCommand:
         trackers.check(options.track)
         _check_can_restart(options)
         options = dataclasses.replace(options, config=_with_absolute_places(options.config))
+        base = folder_name(self.name.removesuffix(":make_learner"))
+        identity = {"config": to_plain(options.config)}
+        asked = options.run_dir, options.resume
         with allowing_open_ports(options.open_ports):
             replicator = _make_replicator(options.replicas, options.deterministic)
-            with self._directory(options) as run:
-                return self._train_in(run, replicator, options, listener)
+            with choose(_RUNS / base, base, self.name, identity, *asked, _FREE) as directory:
+                stored = directory.config()["identity"] if directory.exists else {}
+                config = settled(options.config, stored.get("config", {}))
+                learner = self._make_learner(replicator, config)
+                if replicator.is_chief:
+                    return self._lead(directory, replicator, learner, config, options, listener)
+                return _follow(directory, replicator, learner, options, listener)
 
-    def _train_in(
+    def _lead(
         self,
         directory: RunDirectory,
         replicator: "Replicator",
-        options: Any,
+        learner: Learner,
+        config: Any,
+        options: RunOptions,
         listener: RunListener,
     ) -> int:
+        """Trains in the only process, or in the chief of a job."""
         from rl_replicator.learners.loop import Training, is_finished
 
-        stored = directory.config()["identity"].get("config", {}) if directory.exists else {}
-        config = settled(options.config, stored)
-        learner = self._make_learner(replicator, config)
-        if not replicator.is_chief:
-            _agree_on_checkpoint(replicator)
-            listener.started(directory)
-            if is_finished(directory, learner):
-                return 0
-            signal_number = Training(replicator, learner, directory, options).run()
-            return 0 if signal_number is None else 128 + signal_number
         free = (*_FREE, *(f"config.{name}" for name in _places(self.config_type)))
-        with opened(directory, self.name, _identity(config), listener, free) as run:
+        identity = {"config": to_plain(config)}
+        with opened(directory, self.name, identity, listener, free) as run:
             _agree_on_checkpoint(replicator)
             if run.is_continued and is_finished(directory, learner):
+                longer = "".join(f" (--{name})" for name in LENGTHS if hasattr(config, name))
                 print(
                     f"finished: all {learner.num_steps:,} steps of the run in {directory.path} are "
-                    f"done; a longer run continues it{_how_to_grow(config)}"
+                    f"done; a longer run continues it{longer}"
                 )
                 return 0 if run.has_recorded_end else run.finish()
             run.announce()
             score = _score(learner)
-            if score is not None:
-                print(_what_is_best(score), flush=True)
             training = Training(replicator, learner, directory, options, listener)
             # As requested; the identity has the values that were determined on this machine.
             settings = to_plain(options)
@@ -198,13 +172,13 @@ class LearnerCommand:
             _print(training, training.figures)
             return run.finish()
 
-    def evaluate(self, run_dir: Path, best: bool = False, **places: Path | None) -> int:
+    def evaluate(self, run_dir: Path, best: bool = False, data_dir: Path | None = None) -> int:
         """Evaluates a checkpoint on one device and prints the figures.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
-          **places: settings of the config, see `with_places`.
+          data_dir: see `LearnerEvaluationOptions`.
 
         Returns:
           Exit status 0.
@@ -212,21 +186,14 @@ class LearnerCommand:
         Raises:
           UsageError: if there is no run, no checkpoint, or no evaluation.
         """
-        from rl_replicator.learners.loop import Training
-
-        run = RunDirectory(run_dir)
-        config = self._stored_config(run.config()["identity"], places)
-        run.checkpointer(best)  # Raises if there is none.
-        replicator = _make_replicator("1", deterministic=False)
-        learner = self._make_learner(replicator, config)
-        training = Training(replicator, learner, run, _MEASURING, best=best)
+        _, training = self._restored(RunDirectory(run_dir), best, data_dir)
         with contextlib.closing(training):  # Its progress line ends before the figures.
             figures = training.measure()
         _print(training, figures)
         return 0
 
     def exported(
-        self, run_dir: Path, best: bool, license_name: str | None, **places: Path | None
+        self, run_dir: Path, best: bool, license_name: str | None, data_dir: Path | None = None
     ) -> "ExportedModel":
         """Returns the trained model of a run; see `rl_replicator.cli.results`.
 
@@ -234,43 +201,51 @@ class LearnerCommand:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
           license_name: licence that the model card names; None for none.
-          **places: settings of the config, see `with_places`.
+          data_dir: see `LearnerEvaluationOptions`.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
         """
         from rl_replicator.exports.model import Card, ExportedModel
-        from rl_replicator.learners.loop import Training
 
         run = RunDirectory(run_dir)
-        identity = run.config()["identity"]
-        run.checkpointer(best)  # Raises if there is none.
-        replicator = _make_replicator("1", deterministic=False)
-        config = self._stored_config(identity, places)
-        learner = self._make_learner(replicator, config)
+        learner, training = self._restored(run, best, data_dir)
         served = learner.served()
         if served is None:
             raise UsageError(
                 f"expected a learner with a method served(), got {self.name}; return from it the "
                 "function to export"
             )
-        training = Training(replicator, learner, run, _MEASURING, best=best)
         figures = _written(training.figures)
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
         if license_name is not None:
             facts["licence"] = license_name
         usage = f"Inputs {_described(served.inputs)}. Outputs {_described(served.outputs())}."
-        card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
+        title = f"{self.name} after {training.step:,} steps"
+        card = Card(title, facts, usage, run.config()["identity"])
         return ExportedModel(served.function, served.inputs, card, served.tables_of)
 
-    def _stored_config(self, identity: Mapping[str, Any], places: Mapping[str, Path | None]) -> Any:
-        stored = from_plain(self.config_type, stored_part(identity, "config", Mapping))
-        given = {name: place for name, place in places.items() if place is not None}
-        return dataclasses.replace(stored, **given)
+    def _restored(
+        self, run: RunDirectory, best: bool, data_dir: Path | None
+    ) -> "tuple[Learner, Training]":
+        """Restores a checkpoint of a run on one device."""
+        from rl_replicator.learners.loop import Training
 
-    def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
-        from rl_replicator.learners.contract import Learner, check_steps
+        identity = run.config()["identity"]
+        config = from_plain(self.config_type, stored_part(identity, "config", Mapping))
+        if data_dir is not None:
+            if not hasattr(config, "data_dir"):
+                raise UsageError(
+                    f"--data-dir: expected a learner with the setting data_dir, got {self.name}; "
+                    "leave it out"
+                )
+            config = dataclasses.replace(config, data_dir=data_dir)
+        run.checkpointer(best)  # Raises if there is none.
+        replicator = _make_replicator("1", deterministic=False)
+        learner = self._make_learner(replicator, config)
+        return learner, Training(replicator, learner, run, _MEASURING, best=best)
 
+    def _make_learner(self, replicator: "Replicator", config: Any) -> Learner:
         learner = self.make_learner(replicator, config)
         if not isinstance(learner, Learner):
             raise ConfigError(
@@ -282,18 +257,6 @@ class LearnerCommand:
             f"num_steps of {type(learner).__name__}", getattr(learner, "num_steps", None), remedy
         )
         return learner
-
-    def _directory(self, options: Any) -> contextlib.AbstractContextManager[RunDirectory]:
-        base = folder_name(self.name.removesuffix(":make_learner"))
-        return choose(
-            _RUNS / base,
-            base,
-            self.name,
-            _identity(options.config),
-            options.run_dir,
-            options.resume,
-            _FREE,
-        )
 
 
 def of_module(name: str) -> Any:
@@ -307,34 +270,25 @@ def of_module(name: str) -> Any:
         dataclass.
     """
     module_name, _, attribute = name.partition(":")
-    if not module_name:
-        raise UsageError(f"expected module:function, got {name!r}; name a module")
+    parts = module_name.split(".")
     try:
-        if module_name.startswith("."):  # A relative name, whose package is unknown.
+        if not all(part.isidentifier() for part in parts):
             raise ModuleNotFoundError(name=module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        parts = module_name.split(".")
         if error.name not in [".".join(parts[: i + 1]) for i in range(len(parts))]:
             raise  # The module exists, but something that it imports does not.
-        if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
-            raise UsageError(
-                f"expected module:function, got {name!r}; name the module as in an import, "
-                "package.module, not by its file"
-            ) from None
         raise UsageError(
-            f"expected a module {module_name}, such as the file {'/'.join(parts)}.py in "
-            f"{os.getcwd()}, found no {error.name!r}; change to its directory, or add that to "
-            "PYTHONPATH"
+            f"expected the name of a module as in an import, such as package.module for the file "
+            f"package/module.py in {os.getcwd()}, found no {error.name!r}; correct {name!r}, "
+            "change to its directory, or add that to PYTHONPATH"
         ) from None
     function = getattr(module, attribute, None)
     if hasattr(function, "options_from"):
         return function  # It is already a command, such as that of an agent.
     if not callable(function):
-        # Neither built-in modules nor namespace packages have a file.
-        place = getattr(module, "__file__", None) or f"the module {module_name}"
         raise UsageError(
-            f"expected a function {attribute!r} in {place}, found none; define "
+            f"expected a function {attribute!r} in the module {module_name}, found none; define "
             f"{attribute or 'make_learner'}(replicator, config)"
         )
     config_type = annotation(function, "config")
@@ -365,11 +319,7 @@ def _check_fields(config_type: type) -> None:
 def _places(config_type: type) -> list[str]:
     """Returns the names of the settings that name a place on this machine."""
     hints = typing.get_type_hints(config_type)
-    return [
-        field.name
-        for field in dataclasses.fields(config_type)
-        if field.init and hints[field.name] in _PLACES
-    ]
+    return [field.name for field in dataclasses.fields(config_type) if hints[field.name] in _PLACES]
 
 
 def _with_absolute_places(config: Any) -> Any:
@@ -412,8 +362,22 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
     return make(replicator_name(replicas))
 
 
-def _identity(config: Any) -> dict[str, Any]:
-    return {"config": to_plain(config)}
+def _follow(
+    directory: RunDirectory,
+    replicator: "Replicator",
+    learner: Learner,
+    options: RunOptions,
+    listener: RunListener,
+) -> int:
+    """Trains in a process of a job that is not its chief, and prints nothing."""
+    from rl_replicator.learners.loop import Training, is_finished
+
+    _agree_on_checkpoint(replicator)
+    listener.started(directory)
+    if is_finished(directory, learner):
+        return 0
+    signal_number = Training(replicator, learner, directory, options).run()
+    return 0 if signal_number is None else 128 + signal_number
 
 
 def _agree_on_checkpoint(replicator: "Replicator") -> None:
@@ -421,33 +385,24 @@ def _agree_on_checkpoint(replicator: "Replicator") -> None:
     replicator.reduce("max", np.int64(0))
 
 
-def _score(learner: "Learner") -> Score | None:
-    """Returns the figure that selects the best checkpoint; None without an evaluation."""
+def _score(learner: Learner) -> Score | None:
+    """Returns the figure that selects the best checkpoint, and prints it; None without evaluation.
+
+    A wrong sign before its name is easily overlooked.
+    """
     evaluation = learner.evaluation()
     if evaluation is None:
         return None
     best = evaluation.best
-    figure, is_highest_best = best.removeprefix("-"), not best.startswith("-")
-    return Score("evaluation", figure, is_highest_best, end=int(learner.num_steps))
-
-
-def _what_is_best(score: Score) -> str:
-    """Explains `Evaluation.best`, because a wrong sign before the name is easily overlooked."""
-    kept, other, word = (
-        ("highest", "lowest", f"-{score.figure}")
-        if score.is_highest_best
-        else ("lowest", "highest", score.figure)
+    figure, is_highest = best.removeprefix("-"), not best.startswith("-")
+    kept, other = ("highest", "lowest") if is_highest else ("lowest", "highest")
+    opposite = f"-{figure}" if is_highest else figure
+    print(
+        f"best/ keeps the checkpoint with the {kept} {figure} (Evaluation.best; {opposite!r} keeps "
+        f"the {other})",
+        flush=True,
     )
-    return (
-        f"best/ keeps the checkpoint with the {kept} {score.figure} (Evaluation.best; {word!r} "
-        f"keeps the {other})"
-    )
-
-
-def _how_to_grow(config: Any) -> str:
-    """Returns the option that makes a run longer, in parentheses; "" if it is unknown."""
-    names = [field.name for field in dataclasses.fields(config) if field.name in LENGTHS]
-    return f" (--{names[0]})" if names else ""
+    return Score("evaluation", figure, is_highest, end=int(learner.num_steps))
 
 
 def _how_to_continue(run: RunDirectory, options: RunOptions) -> str:
@@ -463,7 +418,7 @@ def _written(figures: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _print(training: "Training", figures: dict[str, float]) -> None:
+def _print(training: "Training", figures: Mapping[str, float]) -> None:
     from rl_replicator.runs.progress_line import clock
 
     words = [f"{name} {value}" for name, value in _written(figures).items()]

@@ -21,16 +21,9 @@ from rl_replicator.learners.contract import (
     annotation,
     are_names_of_a_graph,
 )
-from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
 from rl_replicator.step import scaled_losses
 from rl_replicator.step.inputs import InputContext
-
-# The dynamic loss scale of `wrap_optimizer`, as arguments of Keras' optimizer; its defaults, too.
-_DYNAMIC_SCALE = {
-    "initial_scale": gradients.INITIAL_SCALE,
-    "dynamic_growth_steps": gradients.GROWTH_INTERVAL,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,26 +78,19 @@ def from_keras(
     Raises:
       ConfigError: if `model_fn` does not annotate its parameter in this way.
     """
-    config_type = _config_type(model_fn)
+    config_type = annotation(model_fn)
+    if not (isinstance(config_type, type) and issubclass(config_type, KerasConfig)):
+        raise ConfigError(
+            "expected model_fn to annotate its parameter with a dataclass that extends "
+            f"learners.KerasConfig, got {config_type or 'no annotation'}; write "
+            "def model_fn(config: Config)"
+        )
 
     def make_learner(replicator: Replicator, config: Any) -> Learner:
         return KerasLearner(replicator, config, model_fn, data_fn, evaluation_data_fn, best)
 
     make_learner.__annotations__["config"] = config_type
-    make_learner.__annotations__["return"] = Learner
-    make_learner.__annotations__["replicator"] = Replicator
     return make_learner
-
-
-def _config_type(model_fn: ModelFn) -> type[KerasConfig]:
-    found = annotation(model_fn)
-    if isinstance(found, type) and issubclass(found, KerasConfig):
-        return found
-    raise ConfigError(
-        "expected model_fn to annotate its parameter with a dataclass that extends "
-        f"learners.KerasConfig, got {found or 'no annotation'}; write "
-        "def model_fn(config: Config)"
-    )
 
 
 class KerasLearner(Learner):
@@ -131,9 +117,8 @@ class KerasLearner(Learner):
 
         Raises:
           ConfigError: if the data are not a dataset, or are batches; if the model is not compiled,
-            or has an average of the weights that a step does not apply, or a dynamic loss scale
-            with other settings; or if a mesh or concurrent asynchronous workers would have to
-            evaluate.
+            or has an average of the weights that a step does not apply; or if a mesh or concurrent
+            asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
@@ -258,9 +243,8 @@ class KerasLearner(Learner):
         for name, result in found.items():
             if isinstance(result, Mapping) or result.shape.rank:
                 raise ConfigError(
-                    f"expected metrics whose result is one number, got {name!r} with "
-                    f"{sorted(result) if isinstance(result, Mapping) else tuple(result.shape)}; "
-                    'let it average, such as F1Score(average="macro")'
+                    f"expected metrics whose result is one number, got several of {name!r}; let it "
+                    'average, such as F1Score(average="macro")'
                 )
         evaluation = self.evaluation()
         if evaluation is not None:
@@ -288,7 +272,11 @@ class KerasLearner(Learner):
             return None
         specs = self._input_spec
         flat = tf.nest.flatten(specs)
-        names = _input_names(specs, getattr(self._model, "input_names", None))
+        of_model = getattr(self._model, "input_names", None)
+        if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
+            of_model = [str(key) for key in sorted(specs)]
+        is_single = isinstance(specs, tf.TypeSpec)
+        names = ["inputs"] if is_single else _names("inputs", len(flat), of_model)
         inputs = {
             name: tf.TensorSpec([None, *one.shape], one.dtype)
             for name, one in zip(names, flat, strict=True)
@@ -320,52 +308,29 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
             f"expected {name} to return a tf.data.Dataset of single examples, got "
             f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
         )
-    specs = tf.nest.flatten(data.element_spec)
-    if _is_batched(data) and all(one.shape.rank and one.shape[0] is None for one in specs):
+    if all(one.shape.rank and one.shape[0] is None for one in tf.nest.flatten(data.element_spec)):
         raise ConfigError(
             f"expected {name} to return single examples, got batches; leave out batch(): the "
-            "learner batches them by --global-batch-size"
+            "learner batches them by --global-batch-size. If they are sequences, give them their "
+            "length by tf.ensure_shape"
         )
     return data
 
 
-def _is_batched(data: tf.data.Dataset) -> bool:
-    """Whether `batch` made the elements; those of unknown length may be sequences instead."""
-    kind = type(data).__name__
-    if any(word in kind for word in ("Unbatch", "FlatMap", "Interleave")):
-        return False  # Its elements are parts of the elements of its input.
-    return "Batch" in kind or any(map(_is_batched, data._inputs()))
-
-
 def _check_evaluates(replicator: Replicator) -> None:
-    """Raises `ConfigError` for a replicator that cannot compute the metrics of a Keras model."""
-    if isinstance(replicator, MeshReplicator):
-        raise ConfigError(
-            "expected a replicator that evaluates Keras models, got a mesh, whose batches "
-            "cannot be cut to their examples; call from_keras without evaluation_data_fn, or "
-            "use multi_device"
-        )
-    if isinstance(replicator, MultiWorkerAsyncReplicator) and replicator.is_concurrent:
+    """Raises `ConfigError` for a replicator that cannot compute the metrics of a Keras model.
+
+    The batches of a mesh cannot be cut to their examples, and concurrent workers would add to each
+    other's metrics.
+    """
+    is_concurrent = isinstance(replicator, MultiWorkerAsyncReplicator) and replicator.is_concurrent
+    if is_concurrent or isinstance(replicator, MeshReplicator):
         raise ConfigError(
             "expected a replicator that evaluates Keras models, got "
-            f"{replicator.num_workers} asynchronous workers, which would add to each other's "
-            "metrics; call from_keras without evaluation_data_fn, or use multi_worker or "
+            f"{'asynchronous workers' if is_concurrent else 'a mesh'}; call from_keras without "
+            "evaluation_data_fn, or use multi_device, multi_worker or "
             "multi_worker_async:max_staleness=0"
         )
-
-
-def _input_names(specs: Any, of_model: Sequence[str] | None) -> list[str]:
-    """Returns the names of a model's inputs, in the order of `tf.nest.flatten(specs)`.
-
-    Args:
-      specs: specs of x in the training data.
-      of_model: see `_names`.
-    """
-    if isinstance(specs, tf.TypeSpec):
-        return ["inputs"]
-    if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
-        of_model = [str(key) for key in sorted(specs)]
-    return _names("inputs", len(tf.nest.flatten(specs)), of_model)
 
 
 def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
@@ -441,15 +406,24 @@ def _wrap_optimizers(replicator: Replicator, model: tf.keras.Model) -> dict[str,
     """Replaces the optimizers among the attributes of a model; returns the wrapped ones by name.
 
     Raises:
-      ConfigError: see `_without_scale` and `_check_average`.
+      ConfigError: if Keras would replace the weights by their average only after `fit`.
     """
     found: dict[str, Any] = {}
     for name, optimizer in list(vars(model).items()):
-        if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            inner, scale = _without_scale(optimizer)
-            _check_average(inner)
-            found[name] = replicator.wrap_optimizer(inner, loss_scale=scale)
-            setattr(model, name, _Optimizer(found[name]))
+        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            continue
+        scale: float | str | None = None
+        if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+            scale = "dynamic" if optimizer.dynamic else float(optimizer.initial_scale)
+            optimizer = optimizer.inner_optimizer
+        if getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency:
+            raise ConfigError(
+                "expected an average of the weights (use_ema) that is applied during training, got "
+                "one that fit applies at its end; set ema_overwrite_frequency, such as to the "
+                "steps between evaluations"
+            )
+        found[name] = replicator.wrap_optimizer(optimizer, loss_scale=scale)
+        setattr(model, name, _Optimizer(found[name]))
     return found
 
 
@@ -475,36 +449,3 @@ def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
         for node in tf.train.TrackableView(root).descendants()
         if isinstance(node, tf.random.Generator)
     ]
-
-
-def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:
-    """Returns an optimizer without Keras's loss scale, and the scale for `wrap_optimizer`.
-
-    Raises:
-      ConfigError: if a dynamic loss scale has other settings than that of `wrap_optimizer`.
-    """
-    if not isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-        return optimizer, None
-    if not optimizer.dynamic:
-        return optimizer.inner_optimizer, float(optimizer.initial_scale)
-    got = {name: getattr(optimizer, name) for name in _DYNAMIC_SCALE}
-    if got != _DYNAMIC_SCALE:
-        described = [
-            " and ".join(f"{name}={value:g}" for name, value in settings.items())
-            for settings in (_DYNAMIC_SCALE, got)
-        ]
-        raise ConfigError(
-            f"expected a dynamic loss scale with {described[0]}, got {described[1]}; leave them "
-            "out, or use dynamic=False"
-        )
-    return optimizer.inner_optimizer, "dynamic"
-
-
-def _check_average(optimizer: Any) -> None:
-    """Raises `ConfigError` if Keras would replace the weights by their average only after `fit`."""
-    if getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency:
-        raise ConfigError(
-            "expected an average of the weights (use_ema) that is applied during training, got "
-            "one that fit applies at its end; set ema_overwrite_frequency, such as to the steps "
-            "between evaluations"
-        )

@@ -82,11 +82,8 @@ class Training:
             in `trackables()`, if its steps take another number of batches than those of the
             checkpoint, or if the processes of a job do not see the same checkpoint.
         """
-        self._replicator = replicator
-        self._learner = learner
-        self._run = run
-        self._evaluation_seconds = options.evaluation_seconds
-        self._listener = listener
+        self._replicator, self._learner, self._run = replicator, learner, run
+        self._evaluation_seconds, self._listener = options.evaluation_seconds, listener
         folder = run.best if best else run.checkpoints
         self._checkpointer = Checkpointer(folder, options.keep_checkpoints)
         self._best = Checkpointer(run.best, keep=1)
@@ -104,7 +101,7 @@ class Training:
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
             self._checkpointer.restore({"progress": progress})
-        _check_same_start(replicator, self._progress["batches"], run)
+        self._check_start()
         repeatable: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if options.deterministic:
             repeatable = random_ops.refused("steps and evaluations", _STATELESS)
@@ -112,13 +109,13 @@ class Training:
             self._steps = Steps(
                 replicator, learner, self._progress["batches"], options.steps_per_call
             )
-            _check_same_phases(self._progress, self._steps.batches_per_step, run)
+            self._check_phases()
             self._evaluation = evaluation = learner.evaluation()
             reference = None if evaluation is None else evaluation.reference
             self._compute_sums = _compile(replicator, evaluation, evaluation)
             self._compute_reference = _compile(replicator, evaluation, reference)
         self._reference_sums: tuple[Any, ...] = ()
-        trackables = _trackables(learner)
+        trackables = learner.trackables()
         self._variables = TrackablePart(**trackables)
         self._variables.check_holds(self._steps.assigned_variables(), type(learner).__name__)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
@@ -149,6 +146,28 @@ class Training:
         self._profiler = StepProfiler(options.profile_steps if is_profiled else None, run.path)
         self._clock = _CheckpointClock(replicator, options.checkpoint_seconds)
         self._last_tick = 0.0
+
+    def _check_start(self) -> None:
+        """Raises `ConfigError` unless all processes of a job have restored the same checkpoint."""
+        batches = np.int64(self._progress["batches"])
+        least, most = (int(self._replicator.reduce(op, batches)) for op in ("min", "max"))
+        if least != most:
+            raise errors.ConfigError(
+                f"expected all processes to find the same checkpoint in {self._run.path}, got one "
+                f"after {least} batches and one after {most}; use a directory that all processes "
+                "share"
+            )
+
+    def _check_phases(self) -> None:
+        """Raises `ConfigError` if the run took another number of batches a step so far."""
+        now = self._steps.batches_per_step
+        before = self._progress.get("batches_per_step", now)
+        if before != now:
+            raise errors.ConfigError(
+                f"expected phases() that take {before} batches a step, as those of the run in "
+                f"{self._run.path}, got {now}; give the phases their former times, or choose "
+                "another --run-dir"
+            )
 
     @property
     def step(self) -> int:
@@ -528,18 +547,6 @@ def _progress(checkpointer: Checkpointer) -> dict[str, Any]:
     return found
 
 
-def _trackables(learner: Learner) -> Mapping[str, Any]:
-    """Returns what the learner saves, by name; raises `ConfigError` if it has no names."""
-    found: Any = learner.trackables()
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return found
-    got = f"keys {list(found)}" if isinstance(found, Mapping) else type(found).__name__
-    raise errors.ConfigError(
-        "expected trackables() to return models, optimizers and variables by name, such as "
-        f"{{'model': model}}, got {got}; name them"
-    )
-
-
 def _compile(
     replicator: Replicator,
     evaluation: Evaluation | None,
@@ -584,36 +591,13 @@ def _score_of_best(best: Checkpointer, evaluation: Evaluation) -> float | None:
     return _score(evaluation, figures) if is_known else None
 
 
-def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -> None:
-    least, most = (int(replicator.reduce(op, np.int64(batches))) for op in ("min", "max"))
-    if least != most:
-        raise errors.ConfigError(
-            f"expected all processes to find the same checkpoint in {run.path}, got one after "
-            f"{least} batches and one after {most}; use a directory that all processes share"
-        )
-
-
-def _check_same_phases(
-    progress: Mapping[str, Any], batches_per_step: int, run: RunDirectory
-) -> None:
-    before = progress.get("batches_per_step", batches_per_step)
-    if before != batches_per_step:
-        raise errors.ConfigError(
-            f"expected phases() that take {before} batches a step, as those of the run in "
-            f"{run.path}, got {batches_per_step}; give the phases their former times, or choose "
-            "another --run-dir"
-        )
-
-
 def _kinds(metrics: Any) -> str:
-    """Describes what a call has returned: shapes per step, or types that are not metrics."""
-    if not isinstance(metrics, Mapping):
-        return type(metrics).__name__
-    kinds = {}
-    for name, value in metrics.items():
-        is_real = hasattr(value, "shape") and not value.dtype.is_complex
-        kinds[name] = tuple(value.shape)[1:] if is_real else getattr(value, "dtype", type(value))
-    return str(kinds)
+    """Describes what a call has returned, by shapes for one step."""
+    if isinstance(metrics, Mapping):
+        return ", ".join(f"{name}: {_kinds(value)}" for name, value in metrics.items())
+    if hasattr(metrics, "dtype"):
+        return f"{metrics.dtype.name} {list(metrics.shape)[1:]}"
+    return type(metrics).__name__
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The reports of a learner's run: the progress line and the tables in its directory."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -134,16 +134,13 @@ class ChiefReports(Reports):
         self._starved_ticks += bool(starved)
         self._window.add(self._last_tick, batches, self._known_ticks, self._starved_ticks)
         if self._line.is_due:
-            self._line.show(
-                describe(
-                    batches,
-                    self._num_steps,
-                    self._batches_per_step,
-                    self._global_batch_size,
-                    self._window,
-                    list(self._shown.values()),
-                )
-            )
+            rate = self._window.rates()[0]  # Batches per second.
+            pace = rate / self._batches_per_step
+            examples = f"{rate * self._global_batch_size:,.0f} examples/s"
+            figures = [*self._shown.values(), f"{pace:.3g} steps/s", examples]
+            figures.append(verdict(*self._window.growth()))
+            step = batches // self._batches_per_step
+            self._line.show(progress_text(step, self._num_steps, pace, figures))
 
     def tick_evaluation(self, step: int, seconds: float) -> None:
         self._line.show(f"{step:,}/{self._num_steps:,} steps | evaluating for {clock(seconds)}")
@@ -179,11 +176,6 @@ class ChiefReports(Reports):
     def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
         import tensorflow as tf
 
-        if not isinstance(images, Mapping):
-            raise ConfigError(
-                f"expected images() to return images by name, got {type(images).__name__}; "
-                "return {} for none"
-            )
         checked = {name: _checked(self._run, name, image) for name, image in images.items()}
         for name, image in checked.items():
             path = self._run.path / name / f"{step:07d}.png"
@@ -200,62 +192,21 @@ class ChiefReports(Reports):
         self._writer.close()
 
 
-def _checked(run: RunDirectory, name: Any, image: Any) -> np.ndarray:
+def _checked(run: RunDirectory, name: str, image: Any) -> np.ndarray:
     """Returns an image of `Learner.images`; raises `ConfigError` if it or its name is invalid."""
-    if not isinstance(name, str) or folder_name(name) != name or not name.strip("."):
+    is_taken = name in NAMES or (run.path / name).is_file()
+    if folder_name(name) != name or not name.strip(".") or is_taken:
         raise ConfigError(
-            f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "
-            "is the name of a folder; rename it"
-        )
-    if name in NAMES or (run.path / name).is_file():
-        raise ConfigError(
-            f"expected names from images() that are none of the run's own files, got {name!r}; "
-            "rename it"
+            f"expected names from images() of letters, digits, '_', '-' and '.', none of them a "
+            f"file of the run, got {name!r}: it is the name of a folder; rename it"
         )
     pixels = np.asarray(image)
-    is_image = pixels.ndim == 3 and pixels.shape[-1] in (1, 3) and pixels.size
-    if pixels.dtype != np.uint8 or not is_image:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3):
         raise ConfigError(
             f"expected uint8 [height, width, 1 or 3] from images(), got {name!r}: {pixels.dtype} "
             f"{list(pixels.shape)}; scale it to 0..255, and cast it"
         )
     return pixels
-
-
-def describe(
-    batches: int,
-    num_steps: int,
-    batches_per_step: int,
-    global_batch_size: int,
-    window: RateWindow,
-    figures: Sequence[str],
-) -> str:
-    """Returns the progress line: progress, figures, rates and bottleneck.
-
-    Args:
-      batches: number of global batches that the run has used.
-      num_steps: number of steps of the whole run.
-      batches_per_step: number of global batches that a step uses.
-      global_batch_size: number of examples in a global batch.
-      window: rates of three counters: batches, ticks at which the state of the input was known, and
-        ticks at which the input was starved.
-      figures: texts to show after the progress.
-
-    Returns:
-      The text, without a newline.
-    """
-    rate = window.rates()[0]  # Batches per second.
-    return progress_text(
-        batches // batches_per_step,
-        num_steps,
-        rate / batches_per_step,
-        [
-            *figures,
-            f"{rate / batches_per_step:.3g} steps/s",
-            f"{rate * global_batch_size:,.0f} examples/s",
-            verdict(*window.growth()),
-        ],
-    )
 
 
 def verdict(batches: int, known: int, starved: int) -> str:

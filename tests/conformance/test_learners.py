@@ -21,7 +21,6 @@ from tests.conformance import learners_program
 from tests.rl_replicator.learners import tiny_images
 from tests.suite import forked
 
-# The tests of each learner cover two replicas in one process.
 REFERENCE, JOB = "single_device", "multi_worker"
 LEARNERS = (*learners_program.LEARNERS, "d4pg")
 # Largest difference relative to the variable's norm; 3e-6 was measured with two replicas.
@@ -84,13 +83,14 @@ def test_the_reference_learns(trained, learner):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_learners_do_what_they_do_on_one_device(trained, learner):
-    folder = trained(JOB) / learner
+@pytest.mark.parametrize("backend", ["multi_device:2", JOB])
+def test_learners_do_what_they_do_on_one_device(trained, backend, learner):
+    folder = trained(backend) / learner
     want, got = variables(trained(REFERENCE) / learner / "end"), variables(folder / "end")
     assert got.keys() == want.keys()
     worst = max(want, key=lambda name: difference(got[name], want[name]))
     found = difference(got[worst], want[worst])
-    print(f"\n| {learner} | {found:.1e} | {worst} |")
+    print(f"\n| {backend} | {learner} | {found:.1e} | {worst} |")
     assert found < TOLERANCE, worst
     figures = trained(REFERENCE) / learner / "figures.json"
     if figures.exists():

@@ -27,14 +27,12 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
-from rl_replicator.exports import program
 from rl_replicator.exports.model import Card
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.policies import range_fake
 
 ENV = "tests.agents.policies.range_fake:make"
-FORMATS = ("savedmodel", "tflite", "onnx", "numpy")
 OBSERVATIONS = 6
 UNIT = np.array([4.0, 0.125])  # Half of the action range.
 
@@ -70,6 +68,8 @@ found, UNIT = {}, [4.0, 0.125]  # Half of the action range.
 for case in map(pathlib.Path, sys.argv[2:]):
     inputs, expected = (dict(np.load(case / name)) for name in ("inputs.npz", "expected.npz"))
     for kind in sys.argv[1].split(","):
+        if not (case / kind).exists():
+            continue
         outputs = globals()[kind](case / kind)(**inputs)
         assert set(outputs) == set(expected), outputs.keys()
         for name, array in expected.items():
@@ -150,30 +150,31 @@ def _expected(run_dir):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Folders, one for each case, with the run and its exports in all formats."""
+    """Folders, one for each case, with the run and its exports."""
     root = tmp_path_factory.mktemp("exported")
     cases = {
-        "td3": (td3.command, None),
-        "sac": (sac.command, None),
-        "pixels": (d4pg.command, "small"),
-        "residual": (d4pg.command, "impala"),
+        "td3": (td3.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
+        "sac": (sac.command, None, ("onnx", "numpy")),
+        "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
+        "residual": (d4pg.command, "impala", ("onnx", "numpy")),
     }
-    for name, (command, pixels) in cases.items():
+    for name, (command, pixels, kinds) in cases.items():
         (root / name).mkdir()
         run_dir = _make_run(root / name / "run", command, pixels)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
         np.savez(root / name / "expected.npz", **expected)
-        for kind in FORMATS:
+        for kind in kinds:
             words = ["export", run_dir, "--format", kind, "--out", root / name / kind]
             assert main.main([str(word) for word in words]) == 0
     return root
 
 
 @pytest.mark.parametrize(
-    ("kinds", "allowed"), [("numpy,onnx", []), ("savedmodel,tflite", ["tensorflow"])]
+    ("kinds", "allowed", "count"),
+    [("numpy,onnx", [], 2 * (2 * 1 + 2 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (1 + 2))],
 )
-def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed):
+def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kinds, *sorted(map(str, exported.iterdir()))],
@@ -186,8 +187,7 @@ def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["foreign"] == allowed
-    assert len(answer["differences"]) == 2 * (2 * 1 + 2 * 2)
-    print(max(answer["differences"].values()))  # Shown with -s.
+    assert len(answer["differences"]) == count
     wrong = {name: worst for name, worst in answer["differences"].items() if not worst <= 1e-6}
     assert wrong == {}, answer["differences"]
 
@@ -240,10 +240,7 @@ def test_the_card_says_what_it_is(exported):
     ("name", "expected"),
     [
         ("cartpole:swingup", ["dm-control", "mujoco"]),
-        ("dm:manipulation/reach_site_features", ["dm-control", "mujoco"]),
-        ("gym:Pendulum-v1", ["gymnasium"]),
         ("gym:HalfCheetah-v5", ["gymnasium", "mujoco"]),
-        ("tests.environments.faulty:inverted_physics", ["dm-control", "mujoco"]),
         ("environments.fakes:target", []),
     ],
 )
@@ -335,15 +332,6 @@ def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     assert "the wrapped environment as the agent sees it: one vector" in card
 
 
-def test_a_card_of_a_wrapped_task_from_pixels_promises_no_vector(tmp_path):
-    wrap = "tests.agents.policies.range_fake:Changed"
-    run_dir, out = _make_run(tmp_path / "run", td3.command, "small", (wrap,)), tmp_path / "out"
-    assert main.main(["export", str(run_dir), "--format", "numpy", "--out", str(out)]) == 0
-    card = (out / "README.md").read_text()
-    assert "[B, H, W, 3] uint8" in card and "the wrapped environment as the agent sees it" in card
-    assert "vector" not in card
-
-
 @dataclasses.dataclass(frozen=True)
 class HalfConfig(TD3Config):
     """Trains in bfloat16."""
@@ -388,11 +376,3 @@ def test_an_agent_that_does_not_say_how_it_acts_is_named():
     policy = types.SimpleNamespace(agent=Other())
     with pytest.raises(UsageError, match="with make_evaluation_policy, .* got Other; subclass"):
         export_policy(policy, td3.command, RunDirectory("run"), None)
-
-
-def test_an_operation_that_is_not_portable_is_named():
-    function = tf.function(lambda x: {"y": tf.linalg.inv(x)}).get_concrete_function(
-        x=tf.TensorSpec([None, 2, 2])
-    )
-    with pytest.raises(program.UsageError, match="got MatrixInverse .*--format savedmodel"):
-        program.translate(function)

@@ -11,13 +11,11 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 import agents
 import rl_replicator as rr
 from agents.runs.options import AgentOptions
-from agents.td3.config import TD3Config
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.plain_data import from_plain
 from rl_replicator.runs.statistics import number
 
 SETTINGS = {
@@ -52,11 +50,6 @@ def run_dir(trained, tmp_path):
     return Path(shutil.copytree(trained[0], tmp_path / "run"))
 
 
-@pytest.fixture(autouse=True)
-def keep_stderr(monkeypatch):
-    """Keeps the command from filtering stderr's file descriptor beyond the end of the test."""
-
-
 def command(capsys, *words):
     """Runs `rl-replicator WORDS` in this process; returns its status, output and errors."""
     status = main.main([str(word) for word in words])
@@ -77,22 +70,15 @@ def test_an_evaluation_closes_its_environment(trained, monkeypatch, capsys):
     assert made and [*map(id, made)] == [*map(id, closed)]
 
 
-def test_a_callback_hears_every_evaluation_once(trained):
+def test_evaluations_and_checkpoints(trained):
+    """A callback hears every evaluation once, and the best one chooses the best checkpoint."""
     run_dir, heard = trained
     table = read_metrics(run_dir, "evaluator")
     assert [row["environment_steps"] for row in heard] == table["environment_steps"].tolist()
     assert [row["episode_return"] for row in heard] == table["episode_return"].tolist()
     assert heard[-1]["environment_steps"] == 600
-
-
-def test_checkpoints_are_kept_as_asked(trained):
-    run_dir, _ = trained
     assert 1 <= len(list((run_dir / "checkpoints").iterdir())) <= 3
     assert json.loads((run_dir / "config.json").read_text())["options"]["keep_checkpoints"] == 3
-
-
-def test_the_best_checkpoint_is_that_of_the_best_evaluation(trained):
-    run_dir, heard = trained
     best = max(reversed(heard), key=lambda row: row["episode_return"])
     kept = progress(run_dir / "best")
     assert kept["evaluation"]["return"] == best["episode_return"]
@@ -122,14 +108,11 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     )
 
 
-@pytest.mark.parametrize("nest", [{"position": np.zeros(3)}, (np.zeros(3),), [0.0, 0.0]])
-def test_a_nested_observation_of_ones_own_environment_is_refused(trained, nest):
+def test_a_nested_observation_of_ones_own_environment_is_refused(trained):
     policy = agents.load_policy(trained[0])
-    match = (
-        rf"one array \[2\] of float32, got a {type(nest).__name__}; .* policy.adapt\(environment"
-    )
+    match = r"one array \[2\] of float32, got a dict; .* policy.adapt\(environment"
     with pytest.raises(TypeError, match=match):
-        policy.act(nest)
+        policy.act({"position": np.zeros(3)})
     with pytest.raises(ValueError, match=r"one array \[2\] of float32, got \[3\] of float64; use"):
         policy.act(np.zeros(3))
     numbers = policy.act(np.array([0.5, 1.0]))  # In any dtype.
@@ -172,7 +155,6 @@ def test_a_directory_is_enough_to_go_on(run_dir, capsys):
     ("words", "message"),
     [
         (("--seed", 2), "seed was 1 and is now 2"),
-        (("--agent.n-step", 4), "agent.n_step was 3 and is now 4"),
         (("--pixels",), "--pixels: expected that of the stored settings, False, got True"),
         (("--steps", 10), "--steps: expected at least 600"),
     ],
@@ -201,35 +183,14 @@ def test_another_agent_is_refused(run_dir, capsys):
     assert status == 2 and "--run-dir or --config after 'rl-replicator train'" in err
 
 
-@pytest.mark.parametrize("suffix", [".json", ".toml"])
-def test_a_file_describes_a_run(tmp_path, capsys, suffix):
-    file = tmp_path / f"settings{suffix}"
-    if suffix == ".json":
-        file.write_text(json.dumps({"trainable": "td3", "options": {**SETTINGS, "steps": 3e9}}))
-        message = "expected a valid integer for 'steps', got 3000000000.0"
-    else:
-        file.write_text('trainable = "td3"\n[options]\nsteps = 5\n')
-        message = "--env STR"  # Not in the file, nor an option.
-    status, _, err = command(capsys, "train", "--config", file)
-    assert status == 2 and message in err, err
-    file.write_text("{")
-    status, _, err = command(capsys, "train", "--config", file)
-    assert status == 2 and "--config: expected settings in" in err
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
         ("td3", "stepz = 5", "got 'stepz'; 'rl-replicator train td3 --help' lists them"),
-        ("td3", "steps = 'many'", "expected a valid integer for 'steps', got 'many'; correct"),
         ("td3", "agent.n_stp = 5", "got 'agent.n_stp'; 'rl-replicator train td3 --help' lists"),
         ("td3", "agent.replay.min_size = 'x'", "integer for 'agent.replay.min_size', got 'x'"),
-        ("td3", "agent.policy_layers = ['a']", "integer for 'agent.policy_layers.0', got 'a'"),
-        ("td3", "agent.policy_layers = [8, 16.5]", "for 'agent.policy_layers.1', got 16.5"),
         ("td3", "agent.policy_layers = [[16]]", "for 'agent.policy_layers.0', got [16]"),
-        ("td3", "wrap = [5]", "expected a valid string for 'wrap.0', got 5"),
         ("td3", "preset = 'nonsense'", "--preset: expected default, got nonsense"),
-        ("td3", "steps = 0", "--steps: expected at least"),
         ("resnet", "sed = 5", "got 'sed'; 'rl-replicator train resnet --help' lists them"),
     ],
 )
@@ -242,30 +203,22 @@ def test_a_wrong_setting_in_a_file_names_the_file(tmp_path, capsys, name, settin
     assert err.startswith(f"rl-replicator: error: {file}: ") and message in err, err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_settings_at_another_place_of_a_file_are_refused(tmp_path, capsys):
+    file = tmp_path / "settings.toml"
+    for text, message in (
+        ("{", "--config: expected settings in"),
         ("trainable = 'td3'\n[option]\nsteps = 5\n", "got 'option'; did you mean 'options'?"),
         ("trainable = 'td3'\nsteps = 5\n", "got 'steps'; move settings to 'options'"),
-        ("trainible = 'td3'\n[options]\n", "got 'trainible'; did you mean 'trainable'?"),
-    ],
-)
-def test_settings_at_another_place_of_a_file_are_refused(tmp_path, capsys, text, message):
-    file = tmp_path / "settings.toml"
-    file.write_text(text)
-    status, out, err = command(capsys, "train", "--config", file)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"'score' alone in {file}" in err and message in err, err
+    ):
+        file.write_text(text)
+        status, out, err = command(capsys, "train", "--config", file)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert str(file) in err and message in err, err
 
 
 def test_a_wrong_argument_in_python_is_no_fault_of_a_version():
     with pytest.raises(UsageError, match="^the arguments: expected .*'stepz'; .*td3 --help' lists"):
         rr.train("td3", env="environments.fakes:target", stepz=5)
-
-
-def test_an_unknown_setting_of_a_run_needs_the_version_that_made_it():
-    with pytest.raises(UsageError, match="got 'stps'; use the version that stored it"):
-        from_plain(TD3Config, {"stps": 4})
 
 
 def test_options_overrule_the_file(tmp_path, monkeypatch):
@@ -298,19 +251,16 @@ def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path):
 
 def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"trainable": "resnet", "identity": {}}')
-    with pytest.raises(rr.UsageError, match="expected a run of an agent"):
-        agents.load_policy(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))  # Expands `~`, as `rl_replicator.train` does.
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(f"~/{tmp_path.name}")
 
 
-@pytest.mark.parametrize("missing", ["agent", "env"])
-def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line(missing):
+def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line():
     from agents import td3
 
     identity = {**AgentOptions(env="cartpole:swingup", agent=td3.command.config()).identity}
     assert td3.command.restore(identity)[0].name == "cartpole:swingup"
-    del identity[missing]
-    with pytest.raises(rr.UsageError, match=f"expected '{missing}' among the stored .* got none"):
+    del identity["agent"]
+    with pytest.raises(rr.UsageError, match="expected 'agent' among the stored .* got none"):
         td3.command.restore(identity)

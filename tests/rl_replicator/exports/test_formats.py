@@ -82,12 +82,6 @@ def test_a_full_disk_is_told_from_a_mistake(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_name_that_cannot_be_looked_up_is_refused_in_one_line(tmp_path):
-    model = model_of(lambda x: {"y": x}, x=tf.TensorSpec([None]))
-    with pytest.raises(UsageError, match="--out: cannot write to .*; choose another folder"):
-        formats.write(model, "numpy", tmp_path / ("a" * 300))
-
-
 @pytest.mark.parametrize("runtime", [numpy, onnx, tflite])
 def test_other_runtimes_compute_the_same(tmp_path, runtime):
     model = model_of(
@@ -151,10 +145,6 @@ def test_explicit_padding(tmp_path, runtime):
             "Mean of floats, got that of in",
         ),
         (
-            lambda x: {"y": tf.nn.max_pool2d(tf.cast(x, tf.int32)[:, None, None], 2, 1, "SAME")},
-            "MaxPool of floats, got that of int32",
-        ),
-        (
             lambda x: {
                 "y": tf.nn.max_pool(
                     x[:, None, None] * [1.0, 2.0], [1, 1, 1, 2], [1, 1, 1, 2], "VALID"
@@ -170,13 +160,8 @@ def test_explicit_padding(tmp_path, runtime):
             },
             "plain convolutions, got dilations of 1, 2, 2, 1",
         ),
-        (lambda x: {"y": tf.reduce_sum(x)}, r"outputs of shape \[B, ...\], got \(\) for 'y'"),
         (lambda x: {"y": tf.reduce_sum(x, 0)}, r"outputs of shape .*, got \(1,\) for 'y'"),
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
-        (
-            lambda x: {"y": tf.broadcast_to([[1.0, 2.0]], [tf.shape(x)[0], 2])},
-            "broadcasts that keep the batch",
-        ),
         (
             lambda x: {"y": tf.nn.bias_add(x[:, :, None, None] * [1.0, 2.0], [3.0], "NCHW")},
             "biases of the last axis",
@@ -195,20 +180,8 @@ def test_explicit_padding(tmp_path, runtime):
             "Max with constant parameters, got one that Cast computes",
         ),
         (
-            lambda x: {
-                "y": tf.compat.v1.nn.fused_batch_norm(
-                    x[:, None, None], x[0], [0.0], [0.0], [1.0], is_training=False
-                )[0]
-            },
-            "FusedBatchNormV3 with constant parameters, got one that ",
-        ),
-        (
             lambda x: {"y": tf.where(x > 0, "positive", "negative")},
             "dtypes that NumPy has, got string",
-        ),
-        (
-            lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
-            "dtypes that NumPy has, got bfloat",
         ),
     ],
 )

@@ -62,25 +62,15 @@ def test_a_metric_named_like_a_column_is_refused_before_the_first_row(tmp_path):
         make(tmp_path, num_steps=100_000).add(0, 1, {"wall_time": np.zeros(1)})
 
 
-def test_steps_without_metrics_have_no_rows(tmp_path):
-    made = make(tmp_path)
-    made.add(0, 100, {})
-    made.close()
-    assert not read_metrics(tmp_path, "train")
-
-
 @pytest.mark.parametrize(
     ("name", "image", "message"),
     [
-        ("val/samples", np.zeros([8, 8, 3], np.uint8), "from images.., got 'val/samples'"),
-        ("..", np.zeros([8, 8, 3], np.uint8), "from images.., got '..'"),
-        ("best", np.zeros([8, 8, 3], np.uint8), "none of the run's own files, got 'best'; rename"),
-        (".lock", np.zeros([8, 8, 3], np.uint8), "none of the run's own files, got '.lock'; ren"),
+        ("val/samples", np.zeros([8, 8, 3], np.uint8), "'.', .* got 'val/samples'"),
+        ("..", np.zeros([8, 8, 3], np.uint8), "got '..'"),
+        ("best", np.zeros([8, 8, 3], np.uint8), "none of them a file of the run, got 'best'"),
+        (".lock", np.zeros([8, 8, 3], np.uint8), "none of them a file of the run, got '.lock'"),
         ("a", np.zeros([8, 8, 3]), r"got 'a': float64 \[8, 8, 3\]; scale it to 0..255"),
         ("a", np.zeros([8, 8], np.uint8), r"got 'a': uint8 \[8, 8\]"),
-        ("a", np.zeros([8, 0, 1], np.uint8), r"got 'a': uint8 \[8, 0, 1\]"),
-        ("a", np.zeros([8, 8, 4], np.uint8), r"got 'a': uint8 \[8, 8, 4\]"),
-        ("a", None, r"got 'a': object \[\]"),
     ],
 )
 def test_what_is_no_image_is_refused_before_anything_is_written(tmp_path, name, image, message):
@@ -89,8 +79,6 @@ def test_what_is_no_image_is_refused_before_anything_is_written(tmp_path, name, 
     (tmp_path / "run" / ".lock").touch()
     with pytest.raises(ConfigError, match=message):
         made.add_images(10, {"good": np.zeros([2, 2, 1], np.uint8), name: image})
-    with pytest.raises(ConfigError, match="to return images by name, got NoneType"):
-        made.add_images(10, None)
     assert [path.name for path in tmp_path.rglob("*")] == ["run", ".lock"]
     made.add_images(10, {"good": np.zeros([2, 2, 1], np.uint8)})
     made.close()

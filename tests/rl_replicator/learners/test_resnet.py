@@ -1,4 +1,4 @@
-"""The classifier: its losses, networks and options; on replicas, stopped and resumed."""
+"""The classifier: its losses, networks and options. `conformance` has it on replicas."""
 
 import math
 
@@ -8,7 +8,6 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.exports import formats
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.exports.standalone import Model
@@ -253,51 +252,8 @@ def test_an_evaluation_sums_over_all_but_the_padding(folder):
         np.testing.assert_allclose(sums[name], value, 1e-5, err_msg=name)
 
 
-def train(folder, path, replicas="single_device", num_steps=STEPS, **settings):
-    """Trains up to a step; returns weights and statistics of the network, by name."""
-    replicator, learner = make(folder, replicas, **settings)
-    learner.evaluation = lambda: None  # Saves its compilation.
-    learner.num_steps = num_steps
-    options = RunOptions(steps_per_call=5, checkpoint_seconds=1000.0, deterministic=True)
-    assert Training(replicator, learner, RunDirectory(path), options).run() is None
-    return values(learner)
-
-
 def values(learner):
     return {v.name: np.asarray(v.read_value()) for v in learner.trackables()["network"].variables}
-
-
-def largest_difference(got, want):
-    """Over all variables: the norm of the difference, relative to the variable's."""
-    assert got.keys() == want.keys()
-    return max(
-        np.linalg.norm(got[name] - want[name]) / max(np.linalg.norm(want[name]), 1e-3)
-        for name in want
-    )
-
-
-@pytest.mark.timeout(300)
-def test_replicas_and_resumed_runs_do_what_one_does(folder, tmp_path):
-    want = train(folder, tmp_path / "one", cross_replica_norm=True)
-    got = train(folder, tmp_path / "two", "multi_device:2", cross_replica_norm=True)
-    assert largest_difference(got, want) < 1e-3
-    train(folder, tmp_path / "parts", num_steps=10, cross_replica_norm=True)
-    assert Checkpointer(tmp_path / "parts" / "checkpoints").latest().step == 10
-    got = train(folder, tmp_path / "parts", cross_replica_norm=True)
-    assert largest_difference(got, want) < 1e-6
-
-
-def test_evaluation_counts_every_example_once(folder):
-    found = []
-    for replicas in ("single_device", "multi_device:2"):
-        replicator, learner = make(folder, replicas)
-        what = learner.evaluation()
-        measure = replicator.make_evaluation(what.sums_fn, what.input_fn, what.global_batch_size)
-        found.append(what.metrics_fn(measure()))
-    one, two = found
-    assert one["examples"] == tiny_images.NUM_TEST == 37
-    assert {**two, "loss": 0} == {**one, "loss": 0}
-    np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -335,12 +291,14 @@ def test_a_batch_that_cannot_be_shared(folder):
         make(folder, "multi_device:2", micro_batches=3)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"precision": "float16"}, {"optimizer": "lars", "schedule": "step", "micro_batches": 2}],
-)
-def test_options(folder, tmp_path, settings):
-    train(folder, tmp_path, num_steps=5, **settings)
+def test_options(folder, tmp_path):
+    """Those of which no other test takes a step."""
+    options = {"optimizer": "lars", "schedule": "step", "micro_batches": 2, "precision": "float16"}
+    replicator, learner = make(folder, **options)
+    learner.evaluation = lambda: None  # Saves its compilation.
+    learner.num_steps = 5
+    settings = RunOptions(steps_per_call=5, deterministic=True)
+    assert Training(replicator, learner, RunDirectory(tmp_path), settings).run() is None
     table = read_metrics(tmp_path, "train")
     assert np.isfinite(table["loss"]).all() and table["learning_rate"][-1] > 0
 

@@ -115,31 +115,6 @@ class Exploding(Regression):
         return metrics | {"norm": tf.where(late, np.nan, 1.0), "loss": metrics["loss"]}
 
 
-class Wrong(Regression):
-    """Returns a metric that is not a scalar."""
-
-    def step_fn(self, batch):
-        return {"errors": tf.linalg.matvec(batch[0], self.w) - batch[1]}
-
-
-class Namesake(Regression):
-    """Its metric has the name of the x-axis."""
-
-    def step_fn(self, batch):
-        return {"steps": super().step_fn(batch)["loss"]}
-
-
-class EvaluatedNamesake(Regression):
-    """A figure of its evaluation has the name of the x-axis."""
-
-    def evaluation(self):
-        evaluation = super().evaluation()
-        return dataclasses.replace(
-            evaluation,
-            metrics_fn=lambda sums: evaluation.metrics_fn(sums) | {"steps": sums["examples"]},
-        )
-
-
 class Overflowing(Regression):
     """Its gradient is infinite in two steps, which the optimizer skips."""
 
@@ -184,13 +159,6 @@ class NoisyEvaluation(Regression):
         return dataclasses.replace(evaluation, sums_fn=sums_fn)
 
 
-class Forgetful(Regression):
-    """Leaves its optimizer out of its checkpoints."""
-
-    def trackables(self):
-        return {"w": self.w}
-
-
 class Headstrong(Regression):
     """Ignores the batch size of its context."""
 
@@ -226,14 +194,6 @@ class Stalling(Regression):
                 return tf.nest.map_structure(tf.identity, batch)
 
         return super().input_fn(context).enumerate().map(pass_on)
-
-
-class Endless(Regression):
-    """Repeats its evaluation data."""
-
-    def evaluation(self):
-        evaluation = super().evaluation()
-        return dataclasses.replace(evaluation, input_fn=lambda c: evaluation.input_fn(c).repeat())
 
 
 class Waiting(Regression):
