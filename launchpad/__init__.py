@@ -59,8 +59,7 @@ from launchpad.nodes.colocation import MultiProcessingColocation, MultiThreading
 from launchpad.nodes.command import CommandNode, ServingCommandNode
 from launchpad.nodes.courier import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
-from launchpad.nodes.python import PyClassNode, PyNode
-from launchpad.nodes.resources import PythonProcess
+from launchpad.nodes.python import PyClassNode, PyNode, PythonProcess
 from launchpad.nodes.reverb import ReverbHandle, ReverbNode
 from launchpad.program import Program, make_program
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from launchpad import launch_type, lifecycle
-from launchpad.engines import exit_signals, flags, serialization
+from launchpad.engines import flags, manager, serialization
 from launchpad.engines import launch as launching
-from launchpad.engines.manager import ProgramManager
-from launchpad.nodes import base, batching, cacher, colocation, courier, python, resources, reverb
+from launchpad.nodes import base, batching, cacher, colocation, courier, python, reverb
 from launchpad.program import Program
 
 
-def _launcher(kind: launch_type.LaunchType) -> Callable[..., ProgramManager]:
+def _launcher(kind: launch_type.LaunchType) -> Callable[..., manager.ProgramManager]:
     """Returns upstream's `launch` for tests."""
 
     def launch(
@@ -27,7 +26,7 @@ def _launcher(kind: launch_type.LaunchType) -> Callable[..., ProgramManager]:
         test_case: Any,
         local_resources: Mapping[str, Any] | None = None,
         serialize_py_nodes: bool = True,
-    ) -> ProgramManager:
+    ) -> manager.ProgramManager:
         """Starts a program that ends with a test.
 
         Args:
@@ -68,7 +67,7 @@ _MODULES = {
     "launch": _module(__path__=[]),
     "launch.launch": launching,
     "launch.serialization": serialization,
-    "launch.signal_handling": exit_signals,
+    "launch.signal_handling": manager,
     "launch.test_multi_threading": _module(__path__=[]),
     "launch.test_multi_threading.address_builder": _module(bind_addresses=_bind_addresses),
     "launch.test_multi_threading.launch": _module(
@@ -82,7 +81,7 @@ _MODULES = {
     "launch.local_multi_threading.launch": launching,
     "launch.local_multi_processing": _module(__path__=[]),
     "launch.local_multi_processing.launch": launching,
-    "launch.worker_manager": _module(**vars(lifecycle), WorkerManager=ProgramManager),
+    "launch.worker_manager": _module(**vars(lifecycle), WorkerManager=manager.ProgramManager),
     "nodes.cacher.node": cacher,
     "nodes.courier.courier_utils": batching,
     "nodes.courier.node": courier,
@@ -90,7 +89,7 @@ _MODULES = {
     "nodes.multi_processing_colocation.node": colocation,
     "nodes.multi_threading_colocation": _module(__path__=[]),
     "nodes.multi_threading_colocation.node": colocation,
-    "nodes.python.local_multi_processing": resources,
+    "nodes.python.local_multi_processing": python,
     "nodes.python.node": python,
     "nodes.reverb.node": reverb,
     "program_stopper": _module(__path__=[]),

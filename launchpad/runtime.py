@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad.launch_type import LaunchContext, LaunchType
 from rl_replicator.processes import ports
@@ -27,6 +26,9 @@ WAIT_MESSAGE_SECS = 10.0
 
 # Interval of the heartbeats by which a node's process shows that it is not frozen, in seconds.
 HEARTBEAT_SECS = 2.0
+
+# Pause between two looks for an address that is not published yet, in seconds.
+_POLL_SECS = 0.02
 
 # Delay before a node that called lp.stop() itself is interrupted, in seconds.
 _OWN_STOP_SECS = 1.0
@@ -75,7 +77,8 @@ class Callbacks:
 
 # States of a node, in order. A node in a PASSIVE state has no work of its own to do.
 STARTING, RUNNING, SERVING, FINISHED, ENDED = "starting", "running", "serving", "finished", "ended"
-PASSIVE = (SERVING, FINISHED, ENDED)
+STATES = (STARTING, RUNNING, SERVING, FINISHED, ENDED)
+PASSIVE = STATES[2:]
 
 
 class NodeRuntime:
@@ -87,6 +90,7 @@ class NodeRuntime:
       stop_event: Set when the program stops: the node should leave `run()`.
       release_event: Set when this node's server is no longer needed: it should stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
+      book: The addresses published so far, by key.
       published_keys: Keys of the addresses that this incarnation of the node has published.
     """
 
@@ -95,7 +99,7 @@ class NodeRuntime:
         label: str,
         index: int,
         info: ProgramInfo,
-        book: lp_address_book.AddressBook,
+        book: dict[str, str],
         callbacks: Callbacks,
         launch_config: Any = None,
     ):
@@ -249,6 +253,29 @@ class NodeRuntime:
         for part in self._parts:
             part.release()
 
+    def make_part(
+        self, set_state: Callable[[str], object], interrupt: Callable[[], object]
+    ) -> NodeRuntime:
+        """Returns the runtime of a node inside this one, which `add_part` then connects.
+
+        Args:
+          set_state: See `Callbacks`.
+          interrupt: See `Callbacks`.
+        """
+        callbacks = Callbacks(
+            publish=self.publish,
+            set_state=set_state,
+            request_stop=self.stop,
+            interrupt=interrupt,
+            give_up=self.give_up,
+            tell_failure=self.tell_failure,
+        )
+        config = self.launch_context.launch_config
+        part = NodeRuntime(self.label, self.index, self.info, self.book, callbacks, config)
+        part.ready_event = self.ready_event
+        part.published_keys = self.published_keys
+        return part
+
     def add_part(self, part: NodeRuntime) -> None:
         """Forwards stop and release to `part`, a node that runs inside this one."""
         self.mark_stop_aware()
@@ -265,7 +292,7 @@ class NodeRuntime:
     def publish(self, key: str, address: str) -> None:
         """Publishes `address` ("host:port") as that of `key` to all nodes of the program."""
         self.published_keys.add(key)
-        self.book.publish(key, address)
+        self.book[key] = address
         self._callbacks.publish(key, address)
 
     def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
@@ -286,9 +313,8 @@ class NodeRuntime:
             return address
         started = told = time.monotonic()
         while True:
-            found = self.book.wait_for(key, 0.2)
-            if found is not None:
-                return found
+            if key in self.book:
+                return self.book[key]
             now = time.monotonic()
             owner = self.info.owners.get(key, "a node outside this program")
             if self.stop_event.is_set():
@@ -299,6 +325,8 @@ class NodeRuntime:
                 raise TimeoutError(
                     f"{self.name}: {owner} has published no address in {timeout:g} s"
                 )
+            # A stop may interrupt this thread anywhere: Python's own waits could keep a lock then.
+            time.sleep(_POLL_SECS)
             if now - told > WAIT_MESSAGE_SECS:
                 told = now
                 logger.warning(

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
-from launchpad.engines import child, serialization
 from launchpad.engines import member as lp_member
+from launchpad.engines import node_process, serialization
 from launchpad.engines import supervisor as lp_supervisor
-from launchpad.nodes import resources
+from launchpad.nodes import python
 
 
 def search_path() -> list[str]:
@@ -26,7 +25,7 @@ def search_path() -> list[str]:
 def python_path(directories: Sequence[str]) -> str:
     """Returns the PYTHONPATH by which a new process finds this package.
 
-    It can't contain directories with a colon in their names; for them, see `child.import_from`.
+    It can't contain directories with a colon in their names; `node_process.import_from` can.
     """
     return os.pathsep.join(name for name in directories if os.pathsep not in name)
 
@@ -49,7 +48,7 @@ class Launch:
     Attributes:
       members: The nodes.
       info: What all nodes share.
-      book: The addresses.
+      book: The addresses published so far, by key.
       cluster_address: The `address` argument of `launch`; only for engines of clusters.
       terminal: Where output goes, the `terminal` argument of `launch`; only for processes.
       directory: Working directory of the launcher; empty if it was removed.
@@ -61,7 +60,7 @@ class Launch:
 
     members: Sequence[lp_member.Member]
     info: lp_runtime.ProgramInfo
-    book: lp_address_book.AddressBook
+    book: dict[str, str]
     cluster_address: str | None
     terminal: str | None = None
     directory: str = dataclasses.field(default_factory=working_directory)
@@ -70,7 +69,7 @@ class Launch:
     argv: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.argv))
     flags: bytes = dataclasses.field(default_factory=serialization.dump_flags)
 
-    def search_path_of(self, config: resources.PythonProcess) -> list[str]:
+    def search_path_of(self, config: python.PythonProcess) -> list[str]:
         """Returns the directories from which a node imports: its group's own PYTHONPATH first."""
         own = config.environment().get("PYTHONPATH")
         entries = own.split(os.pathsep) if own else []
@@ -99,15 +98,21 @@ def dump_nodes(launch: Launch) -> dict[str, bytes]:
     return {m.name: serialization.dump_node(m.node, m.name) for m in launch.members}
 
 
-def make_spec(launch: Launch, member: lp_member.Member, node: bytes) -> child.NodeSpec:
+def make_spec(
+    launch: Launch,
+    member: lp_member.Member,
+    node: bytes,
+    surroundings: node_process.Surroundings,
+) -> node_process.NodeSpec:
     """Describes `member`, pickled as `node`, for the process in which it starts now."""
-    return child.NodeSpec(
+    return node_process.NodeSpec(
         label=member.label,
         index=member.index,
         info=launch.info,
-        addresses=launch.book.snapshot(),
+        addresses=dict(launch.book),
         node=node,
         launch_config=member.launch_config,
         argv=launch.argv,
         flags=[launch.flags, serialization.dump_args(member.launch_config.args)],
+        surroundings=surroundings,
     )

@@ -33,6 +33,10 @@ CLUSTER_ADDRESS = flags.DEFINE_string(
     "Ray cluster to run on: host:port, or 'env' for RAY_ADDRESS; none to start a Ray.",
     allow_override=True,
 )
+# Upstream's, for command lines that have them; they do nothing here.
+flags.DEFINE_bool("lp_worker_manager_v2", False, "Ignored.", allow_override=True)
+flags.DEFINE_bool("tmux_open_window", False, "Ignored.", allow_override=True)
+flags.DEFINE_string("tmux_session_name", "launchpad", "Ignored.", allow_override=True)
 
 
 def parse_if_needed() -> None:

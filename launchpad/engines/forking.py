@@ -10,22 +10,26 @@ import atexit
 import contextlib
 import ctypes
 import dataclasses
+import gc
+import importlib
 import logging
 import os
 import pathlib
 import pickle
+import pickletools
 import select
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from typing import Any
 
-from launchpad.engines import engine, node_process, preloading
-from rl_replicator.processes import guard as guards
+from launchpad.engines import engine, node_process
+from launchpad.nodes import base
 from rl_replicator.processes import output, process_group
 
 logger = logging.getLogger("launchpad")
@@ -51,6 +55,12 @@ _STATUS_SECS = 5.0
 _MOST_FAILURES = 3
 # The module that a node's fresh interpreter runs. Forked nodes show it, too, to be found by it.
 TITLE = "launchpad.engines.process_entry"
+
+_INSTALLED = ("site-packages", "dist-packages")
+# These load OpenGL, or choose an implementation of it, when imported; that does not survive a fork.
+_OPENGL = ("OpenGL", "dm_control", "glfw", "mujoco", "pygame")
+# Exit status of a process that must not be forked.
+_UNFIT = 3
 
 
 class ForkError(Exception):
@@ -94,7 +104,7 @@ class ForkServer(forkserver.ForkServer):
         with self._lock:  # type: ignore[attr-defined]
             if self._process is not None and self._process.poll() is None:
                 return
-            if self._process is not None and self._process.returncode == preloading.UNFIT:
+            if self._process is not None and self._process.returncode == _UNFIT:
                 self._num_failures = _MOST_FAILURES
                 raise OSError("the fork server can't be forked")
             self.close()
@@ -112,8 +122,8 @@ class ForkServer(forkserver.ForkServer):
 
     def _start(self, listener: int, alive: int) -> subprocess.Popen[bytes]:
         code = (
-            "from launchpad.engines import preloading; "
-            f"preloading.load({self.names!r}, {sys.argv!r}, {self._path!r}); "
+            "from launchpad.engines import forking; "
+            f"forking.load({self.names!r}, {sys.argv!r}, {self._path!r}); "
             "from multiprocessing import forkserver; "
             f"forkserver.main({listener}, {alive}, [])"
         )
@@ -136,15 +146,12 @@ class ForkServer(forkserver.ForkServer):
         output.LineCopier(output.prefixed("[fork_server/0] "), streams)
         return process
 
-    def fork(self, name: str, files: Sequence[int]) -> tuple[int, int]:
+    def fork(self, name: str, files: Sequence[int]) -> ForkedGroup:
         """Forks a node.
 
         Args:
           name: "label/index" of the node.
           files: Descriptors: its control channel, its memory file, its stdout and its stderr.
-
-        Returns:
-          Its process id, and the descriptor on which its exit status arrives.
 
         Raises:
           ForkError: it was not forked, and must be started in another way.
@@ -166,7 +173,7 @@ class ForkServer(forkserver.ForkServer):
                 raise ForkError(str(error)) from error
             self._has_forked = True
             self._num_failures = 0
-            return pid, status
+            return ForkedGroup(pid, status)
 
     def close(self) -> None:
         """Lets the server end after its last node."""
@@ -195,15 +202,9 @@ class ForkServer(forkserver.ForkServer):
 class ForkedGroup(process_group.ProcessGroup):
     """A group whose leader was forked by the fork server. It outlives a death of the server."""
 
-    def __init__(self, pid: int, status: int, guard: guards.Guard | None = None):
-        """Takes charge of the node.
-
-        Args:
-          pid: Its process id.
-          status: The descriptor on which its exit status arrives.
-          guard: See the base class.
-        """
-        super().__init__(pid, guard)
+    def __init__(self, pid: int, status: int):
+        """Takes charge of a node; its exit status arrives on the descriptor `status`."""
+        super().__init__(pid)
         self._status = status
         self._process: int | None = None
         with contextlib.suppress(ProcessLookupError):  # It has ended.
@@ -261,6 +262,99 @@ def _set_command_line(*words: str) -> None:
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k not in RUN_TIME_VARIABLES}
+
+
+def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
+    """Returns the modules of installed packages that nodes need, as far as can be determined.
+
+    They are the modules that the pickled nodes name, those that the launcher's own modules among
+    these have imported, and those in `Node.imports`. Modules that are not installed are never
+    included: what they do when they are imported (create a random generator or a file, for example)
+    is meant for each node.
+
+    Args:
+      nodes: The nodes of the program.
+      pickles: The same nodes, pickled.
+    """
+    waiting = ["__main__", *(name for data in pickles for name in _names(data))]
+    seen: set[str] = set()
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        if name in seen or module is None:
+            continue
+        seen.add(name)
+        if _is_installed(module):
+            found.add(name)
+        elif isinstance(getattr(module, "__file__", None), str):
+            waiting += _used_by(module)
+    found.discard("__main__")
+    # In the order in which the launcher has imported them. `sys.modules` is copied first, because
+    # other threads may import more in the meantime.
+    modules = [name for name in list(sys.modules) if name in found]
+    modules = [name for name in modules if name.partition(".")[0] not in _OPENGL]
+    return [*modules, *sorted({name for node in nodes for name in node.imports})]
+
+
+def _names(data: bytes) -> Iterator[str]:
+    """Yields all strings of a pickle; the names of modules are among them."""
+    for _, argument, _ in pickletools.genops(data):
+        if isinstance(argument, str):
+            yield argument
+
+
+def _used_by(module: types.ModuleType) -> Iterator[str]:
+    for value in list(vars(module).values()):
+        is_module = isinstance(value, types.ModuleType)
+        try:
+            name = getattr(value, "__name__" if is_module else "__module__", None)
+        except Exception:  # Access to an attribute may run arbitrary code.
+            continue
+        if isinstance(name, str):
+            yield name
+
+
+def _is_installed(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and any(part in _INSTALLED for part in pathlib.Path(file).parts)
+
+
+def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) -> None:
+    """Imports modules in the fork server; ends it with status `_UNFIT` if it can't be forked then.
+
+    Args:
+      names: The names of modules. Errors of their imports are left to the nodes.
+      argv: The launcher's command line: some modules read it when they are imported.
+      search_path: Directories from which to import first.
+    """
+    # TensorFlow imports pandas, and that pyarrow, whose allocator would start a thread.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    sys.argv[:] = argv
+    node_process.import_from(search_path)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # The node that needs it raises the same error, for the user to see.
+            continue
+    if len(os.listdir("/proc/self/task")) > 1 + _num_openblas_threads():
+        print("an imported module has started a thread; nodes start fresh interpreters", flush=True)
+        os._exit(_UNFIT)  # The interpreter would wait for the thread.
+    # These objects stay: garbage collections in nodes need not visit them, nor copy their pages.
+    gc.collect()
+    gc.freeze()
+
+
+def _num_openblas_threads() -> int:
+    """Returns how many threads OpenBLAS has started; it starts them anew after a fork."""
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    libraries = {line.split()[-1] for line in maps if "openblas" in line.rpartition("/")[2]}
+    size = len(os.sched_getaffinity(0))
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name, "").isdecimal():
+            size = max(1, int(os.environ[name]))
+            break
+    return len(libraries) * (size - 1)
 
 
 _lock = threading.Lock()

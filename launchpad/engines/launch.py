@@ -9,22 +9,21 @@ from typing import Any
 
 from absl import flags
 
-from launchpad import address_book as lp_address_book
 from launchpad import program as lp_program
 from launchpad import runtime as lp_runtime
-from launchpad.engines import engine, processes, serialization, terminals, threads
+from launchpad.engines import engine, processes, serialization, threads
 from launchpad.engines import flags as lp_flags
 from launchpad.engines import manager as lp_manager
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import engine as ray
 from launchpad.launch_type import LaunchType
-from launchpad.nodes import base, colocation, resources
+from launchpad.nodes import base, colocation, python
 from launchpad.rpc import tls
 
 _LOOPBACK = "127.0.0.1"
 _TERMINALS = (
-    *("current_terminal", terminals.FILES),
+    *("current_terminal", processes.FILES),
     # Upstream's others.
     *("gnome-terminal", "gnome-terminal-tabs", "xterm", "tmux_session", "byobu_session"),
 )
@@ -91,6 +90,7 @@ def launch(
         more resources than are available, text that an absl flag does not accept, a malformed
         LAUNCHPAD_SECRET; the program has servers and is already running, or has two servers with
         one address.
+      RuntimeError: a node does not pickle, and `serialize_py_nodes` is set.
       TypeError: a node does not pickle, resources are not a PythonProcess, or a restart policy is
         not a RestartPolicy.
       ConnectionError: there is no such cluster, or it does not accept the code.
@@ -103,7 +103,11 @@ def launch(
     launch_ = dataclasses.replace(launch_, terminal=terminal)
     _apply(restart_policies or {}, program, launch_)
     if serialize_py_nodes:
-        engine.dump_nodes(launch_)
+        for label, nodes in program.groups.items():
+            serialization.check_nodes_are_serializable(label, nodes)
+    for member in launch_.members:
+        for handle in member.node.input_handles:
+            handle.connect(member.node, member.label)
     engine_ = LAUNCHERS[launch_type](launch_)
     if termination_notice_secs is None:
         termination_notice_secs = lp_flags.termination_notice_secs()
@@ -134,7 +138,7 @@ def _check_terminal(terminal: str | None, launch_type: LaunchType) -> None:
             f"expected terminal to be one of {[*_TERMINALS]}, got {terminal!r}; leave it out"
         )
     has_processes = LAUNCHERS[launch_type] is processes.ProcessEngine
-    if terminal != _TERMINALS[0] and not (terminal == terminals.FILES and has_processes):
+    if terminal != _TERMINALS[0] and not (terminal == processes.FILES and has_processes):
         lp_runtime.logger.warning("terminal=%r: output goes to this terminal instead", terminal)
 
 
@@ -177,7 +181,7 @@ def _describe(
             "local_resources names %s, but the groups are %s", unknown, sorted(program.groups)
         )
     for label, config in configs.items():
-        if not isinstance(config, resources.PythonProcess):
+        if not isinstance(config, python.PythonProcess):
             raise TypeError(
                 f"local_resources[{label!r}] is a {type(config).__name__}; expected a "
                 "lp.PythonProcess"
@@ -190,7 +194,7 @@ def _describe(
         raise ValueError(f"address={address!r} is only for launch_type='ray'")
     if launch_type == LaunchType.RAY and address is None:
         address = lp_flags.cluster_address()
-    default = resources.PythonProcess()
+    default = python.PythonProcess()
     members = [
         lp_member.Member(label, index, node, configs.get(label, default), together)
         for label, nodes in program.groups.items()
@@ -205,7 +209,7 @@ def _describe(
         host=_LOOPBACK,
         owners=_owners(program, members),
     )
-    return engine.Launch(members, info, lp_address_book.AddressBook(), address)
+    return engine.Launch(members, info, {}, address)
 
 
 def _owners(program: lp_program.Program, members: Sequence[lp_member.Member]) -> dict[str, str]:

@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.engines import failures as lp_failures
+from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
 from rl_replicator.processes import signals
@@ -28,9 +28,6 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A script that has not noticed the end of its program after this many seconds is assumed to be in a
 # loop of its own.
 _NOTICE_SECS = 5.0
-# It is spent in sleeps of this many seconds, so that a pause in which this process was stopped
-# counts as one of them.
-_PIECE_SECS = 0.1
 
 
 class ProgramManager:
@@ -59,7 +56,7 @@ class ProgramManager:
         return self._supervisor.signal_number
 
     @property
-    def restarts(self) -> tuple[lp_failures.NodeRestart, ...]:
+    def restarts(self) -> tuple[lp_member.NodeRestart, ...]:
         """The restarts of nodes so far, in order."""
         return tuple(self._supervisor.restarts)
 
@@ -277,11 +274,9 @@ def _deliver_again(number: int, stopped: Sequence[ProgramManager]) -> None:
     """
     for manager in stopped:
         manager._supervisor.done.wait()
-    for _ in range(round(_NOTICE_SECS / _PIECE_SECS)):
-        time.sleep(_PIECE_SECS)
-        if any(manager._end_was_seen for manager in stopped if manager._is_of_main_thread):
-            return
-    os.kill(os.getpid(), number)
+    time.sleep(_NOTICE_SECS)
+    if not any(manager._end_was_seen for manager in stopped if manager._is_of_main_thread):
+        os.kill(os.getpid(), number)
 
 
 _unfinished: list[ProgramManager] = []
@@ -346,6 +341,43 @@ def _wait_for_all() -> None:
         sys.stdout.flush()
         atexit._run_exitfuncs()
         os._exit(1)
+
+
+# Upstream's helpers for scripts that exit gracefully after a signal.
+
+
+def exit_gracefully_on_sigint() -> None:
+    """Makes Ctrl-C end the process with status 0, after its programs and its exit handlers.
+
+    Further Ctrl-Cs are ignored.
+    """
+    signal.signal(signal.SIGINT, _exit)
+
+
+def exit_gracefully_on_sigquit() -> None:
+    """Makes SIGQUIT end the process with status 0, after its programs and its exit handlers."""
+    signal.signal(signal.SIGQUIT, _exit)
+
+
+def register_exit_handler(handler: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+    """Calls `handler(*args, **kwargs)` when the process ends; returns the handler."""
+    return atexit.register(handler, *args, **kwargs)
+
+
+def register_exit_handler_and_exit_gracefully_on_sigint(
+    handler: Callable[..., None], *args: Any, **kwargs: Any
+) -> Any:
+    """Calls both functions; returns the handler."""
+    exit_gracefully_on_sigint()
+    return register_exit_handler(handler, *args, **kwargs)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGINT:  # A second Ctrl-C must not interrupt the exit handlers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"{signal.Signals(number).name} received, exiting", flush=True)
+    stop_all()  # At exit, the script waits for them.
+    sys.exit(0)
 
 
 def _forget() -> None:

@@ -1,13 +1,20 @@
-"""A node of a launched program, as the supervisor and the engines see it."""
+"""A node of a launched program, as the supervisor and the engines see it; its failures."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 from typing import Protocol
 
+from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.nodes import base, resources
-from rl_replicator.processes.restarts import Restarts
+from launchpad.nodes import base, python
+
+logger = logging.getLogger("launchpad")
+
+# Failures within this many seconds of the first one are candidates for the root cause.
+_ROOT_WINDOW_SECS = 1.0
 
 
 class Worker(Protocol):
@@ -50,6 +57,36 @@ class Worker(Protocol):
         """Whether a signal has stopped the node's process, as far as this machine can tell."""
 
 
+class Restarts:
+    """Counts the restarts of a node, or of a team, in a row.
+
+    Attributes:
+      count: Number of restarts in a row.
+    """
+
+    def __init__(self, policy: base.RestartPolicy):
+        self.count = 0
+        self._policy = policy
+
+    def next_pause(self, lived_secs: float) -> float | None:
+        """Counts a restart.
+
+        Args:
+          lived_secs: Seconds between the last start and the failure.
+
+        Returns:
+          Seconds to wait before the restart; None if the limit is reached.
+        """
+        if lived_secs > self._policy.reset_after_secs:
+            self.count = 0
+        if self.count >= self._policy.max_restarts:
+            return None
+        self.count += 1
+        # The exponent is limited, because a larger one would overflow.
+        pause = self._policy.initial_backoff_secs * 2.0 ** min(self.count - 1, 30)
+        return min(self._policy.max_backoff_secs, pause)
+
+
 @dataclasses.dataclass
 class Member:
     """A node of the program and its state in the supervisor.
@@ -72,7 +109,7 @@ class Member:
     label: str
     index: int
     node: base.Node
-    launch_config: resources.PythonProcess = resources.PythonProcess()
+    launch_config: python.PythonProcess = python.PythonProcess()
     colocation: int | None = None
     restart_policy: base.RestartPolicy | None = None
     worker: Worker | None = None
@@ -107,3 +144,83 @@ class Member:
         if self.state == lp_runtime.SERVING and not self.is_abandoned:
             return self.was_active
         return self.is_gone or self.state == lp_runtime.FINISHED
+
+    def may_restart_after(self, record: errors.ExceptionRecord) -> bool:
+        """Returns whether its policy allows restarts after this failure."""
+        policy = self.restart_policy
+        died = record.type_name == errors.PROCESS_DIED
+        return policy is not None and (died or policy.on_exception)
+
+    def count_restart(self, record: errors.ExceptionRecord | None, now: float) -> float | None:
+        """Counts and logs a restart after a failure.
+
+        Args:
+          record: Why it ended; None for a normal end.
+          now: Monotonic time.
+
+        Returns:
+          The seconds until its restart, or None if its policy allows none.
+        """
+        policy = self.restart_policy
+        if policy is None or record is None or not self.may_restart_after(record):
+            return None
+        if self.restarts is None:
+            self.restarts = Restarts(policy)
+        # Time spent stuck does not count: a node that gets stuck again and again has no progress.
+        pause = self.restarts.next_pause(now - self.started_at - record.stuck_secs)
+        if pause is not None:
+            logger.warning(
+                "%s failed: %s: %s; restart %d of %d in %.3g s%s",
+                self.name,
+                record.type_name,
+                record.message,
+                self.restarts.count,
+                policy.max_restarts,
+                pause,
+                record.lines_below,
+            )
+        return pause
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRestart:
+    """A restart of a node.
+
+    Attributes:
+      node: Name of the node, such as "actor/0".
+      reason: Why its last incarnation ended.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A failure of a node, and the monotonic time at which the supervisor learned of it."""
+
+    member: Member
+    record: errors.ExceptionRecord
+    time: float
+
+    def as_error(self) -> errors.NodeFailedError:
+        """Returns the error to raise for it."""
+        error = errors.NodeFailedError(self.member.label, self.member.index, self.record)
+        error.__cause__ = self.record.rebuild()
+        return error
+
+
+def is_root_known(failures: Sequence[Failure], now: float) -> bool:
+    """Whether the root cause is certain, because a later failure can't be it any more."""
+    return bool(failures) and now > failures[0].time + _ROOT_WINDOW_SECS
+
+
+def root(failures: Sequence[Failure]) -> Failure:
+    """Returns the failure that caused the others.
+
+    A node that loses a connection often reports this before the death of the process at the other
+    end is known. So among failures close in time, the first that is not collateral is chosen.
+    """
+    start = failures[0].time + _ROOT_WINDOW_SECS
+    close = [f for f in failures if f.time <= start]
+    return next((f for f in close if not f.record.is_collateral), close[0])

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import pathlib
+import pickle
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from launchpad import errors
+from launchpad import runtime as lp_runtime
 from launchpad.engines import channel as lp_channel
-from launchpad.engines import (
-    child,
-    commands,
-    engine,
-    forking,
-    local_placement,
-    node_process,
-    preloading,
-    remote_worker,
-    terminals,
-)
+from launchpad.engines import engine, forking, node_process, placement
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.nodes import command
 from rl_replicator.processes import guard, output, process_group
 
+logger = logging.getLogger("launchpad")
+
+# The value of `terminal` for a file for each node.
+FILES = "output_to_files"
 # How long to wait for the remaining output of a process that has ended, in seconds. It takes less
 # than a second, unless this process gets no CPU time, or its own output is not read.
 _OUTPUT_SECS = 30.0
@@ -40,55 +40,76 @@ class ProcessEngine:
         process_group.keep_statuses()
         self._launch = launch
         self._nodes = engine.dump_nodes(launch)
-        self._environments = local_placement.environments(launch.members)
+        self._environments = placement.environments(launch.members)
         self._forks: forking.ForkServer | None = None
         self._guard = guard.Guard()
-        self._terminal = (
-            terminals.Files() if launch.terminal == terminals.FILES else terminals.CurrentTerminal()
-        )
+        self._files = _make_directory() if launch.terminal == FILES else None
         nodes = [member.node for member in launch.members]
         if not all(isinstance(node, command.CommandNode) for node in nodes):
-            self._forks = forking.current(preloading.needed(nodes, self._nodes.values()))
+            self._forks = forking.current(forking.needed(nodes, self._nodes.values()))
 
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
-    ) -> lp_member.Worker:
+    ) -> LocalWorker:
         """Returns a new incarnation of a node, not started yet."""
         environment = {
             "PYTHONUNBUFFERED": "1",
             **self._launch.environment,
             **self._environments[member.name],
         }
-        node = member.node
-        if isinstance(node, command.CommandNode):
-            environment |= node.environment
-            return commands.CommandWorker(node, member, supervisor, environment, self._guard)
-        spec = engine.make_spec(self._launch, member, self._nodes[member.name])
-        start = _Start(spec, self._launch, environment, self._forks)
-        write = self._terminal.writer(member.name)
-        return ProcessWorker(member, supervisor, start, self._guard, write)
+        if isinstance(member.node, command.CommandNode):
+            return CommandWorker(member, supervisor, self._guard, environment)
+        surroundings = node_process.Surroundings(
+            {**dict.fromkeys((*forking.RUN_TIME_VARIABLES, "PYTHONPATH")), **environment},
+            self._launch.directory,
+            self._launch.search_path_of(member.launch_config),
+        )
+        spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
+        write = output.prefixed(f"[{member.name}] ")
+        if self._files is not None:
+            write = _appending(self._files / f"{member.name.replace('/', '_')}.log")
+        starter = _Starter(spec, environment, self._forks)
+        return ProcessWorker(member, supervisor, self._guard, write, starter)
 
     def close(self) -> None:
-        """Ends the guard and the terminal; all nodes have ended."""
+        """Ends the guard; all nodes have ended."""
         self._guard.close()
-        self._terminal.close()
 
 
-class ProcessWorker(remote_worker.RemoteWorker):
-    """A node in a process of its own, which leads a session of its own."""
+def _make_directory() -> pathlib.Path:
+    """Makes the directory of the files with the nodes' output, which only this user can read."""
+    parent = os.environ.get("LAUNCHPAD_LOGGING_DIR")  # Upstream's name.
+    if parent is not None:
+        pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="launchpad_out_", dir=parent))
+    logger.warning("the output of the nodes goes to %s", directory)
+    return directory
+
+
+def _appending(path: pathlib.Path) -> output.Writer:
+    def write(target: str, text: str) -> None:
+        with path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+    return write
+
+
+class LocalWorker(lp_channel.RemoteWorker):
+    """A node that is a child process and leads a session of its own."""
+
+    # The pipes from the process; see `output.LineCopier`.
+    _streams: tuple[str, ...] = ("stdout", "stderr")
 
     def __init__(
         self,
         member: lp_member.Member,
         supervisor: lp_supervisor.Supervisor,
-        start: _Start,
         watchman: guard.Guard,
         write: output.Writer,
     ):
         super().__init__(member, supervisor)
-        self._write = write
-        self._start = start
         self._guard = watchman
+        self._write_line = write
         self._group: process_group.ProcessGroup | None = None
         self._is_killed = False
         self._life = threading.Lock()
@@ -116,7 +137,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
             if self._group is not None:
                 self._group.kill()
                 return
-        self.report_end(remote_worker.death(-signal.SIGKILL))  # It has not started yet.
+        self.report_end(self._death(-signal.SIGKILL))  # It has not started yet.
 
     def _live(self) -> None:
         try:
@@ -127,80 +148,168 @@ class ProcessWorker(remote_worker.RemoteWorker):
             self.report_end(errors.ExceptionRecord.of(error))
 
     def _start_and_await(self) -> None:
-        channel, theirs = socket.socketpair()
-        stdout, its_stdout = os.pipe()
-        stderr, its_stderr = os.pipe()
-        with theirs, os.fdopen(its_stdout, "wb"), os.fdopen(its_stderr, "wb"):
-            copier = output.LineCopier(
-                self._write, {"stdout": os.fdopen(stdout, "rb"), "stderr": os.fdopen(stderr, "rb")}
-            )
-            take_charge = self._start(theirs.fileno(), its_stdout, its_stderr)
+        pipes, writers = {}, []
+        with contextlib.ExitStack() as theirs:
+            for stream in self._streams:
+                reading, writing = os.pipe()
+                pipes[stream] = os.fdopen(reading, "rb")
+                theirs.enter_context(os.fdopen(writing, "wb"))
+                writers.append(writing)
+            copier = output.LineCopier(self._write_line, pipes)
+            group = self._spawn(*writers)
         with self._life:
-            is_unwanted = self._is_killed
+            self._group = group
             # If it was killed before, its end has been reported. Its program may have ended and
             # closed the guard; a guard that started again would never be closed.
-            group = self._group = take_charge(None if is_unwanted else self._guard)
+            is_unwanted = self._is_killed
+            if not is_unwanted:
+                group.guarded_by(self._guard)
         if is_unwanted:
             group.kill()
-        self.attach(lp_channel.Channel(channel, lp_channel.LAUNCHER_PATIENCE_SECS))
+        self._begin()
         code = group.wait()
         copier.drain(_OUTPUT_SECS)
-        self.report_end(remote_worker.death(code))
+        self.report_end(self._death(code))
         if is_unwanted:  # Its end was reported before, and nothing else closes its channel.
             self.close()
 
+    def _spawn(self, *outputs: int) -> process_group.ProcessGroup:
+        """Starts the process with these descriptors as its output."""
+        raise NotImplementedError
 
-class _Start:
+    def _begin(self) -> None:
+        """Called once the process runs and is guarded."""
+        raise NotImplementedError
+
+    def _death(self, code: int) -> errors.ExceptionRecord | None:
+        """Describes the end of the process; None if it is a normal one."""
+        return lp_channel.death(code)
+
+
+class ProcessWorker(LocalWorker):
+    """A node of Python code."""
+
+    def __init__(
+        self,
+        member: lp_member.Member,
+        supervisor: lp_supervisor.Supervisor,
+        watchman: guard.Guard,
+        write: output.Writer,
+        starter: _Starter,
+    ):
+        super().__init__(member, supervisor, watchman, write)
+        self._starter = starter
+        self._near: socket.socket | None = None
+
+    def _spawn(self, *outputs: int) -> process_group.ProcessGroup:
+        self._near, far = socket.socketpair()
+        with far:
+            return self._starter.start(far.fileno(), *outputs)
+
+    def _begin(self) -> None:
+        assert self._near is not None
+        self.attach(lp_channel.Channel(self._near))
+
+
+class CommandWorker(LocalWorker):
+    """A command, which knows nothing of the other nodes."""
+
+    _streams = ("stdout",)  # For both, so that their lines keep their order.
+
+    def __init__(
+        self,
+        member: lp_member.Member,
+        supervisor: lp_supervisor.Supervisor,
+        watchman: guard.Guard,
+        environment: Mapping[str, str],
+    ):
+        super().__init__(member, supervisor, watchman, output.prefixed(f"{member.name} | "))
+        assert isinstance(member.node, command.CommandNode)
+        self._node = member.node
+        self._environment = {**environment, **member.node.environment}
+        self._must_end = False
+
+    def notify_stop(self) -> None:
+        """Asks the command to end, unless it serves others until the end."""
+        if not self._node.stops_last:
+            self.release()
+
+    def release(self) -> None:
+        """Asks the command to end."""
+        with self._life:
+            self._must_end = True
+            if self._group is not None:
+                self._group.send_signal(signal.SIGTERM)
+                self._group.send_signal(signal.SIGCONT)  # A stopped process could not end.
+
+    def _spawn(self, *outputs: int) -> process_group.ProcessGroup:
+        return process_group.ProcessGroup.start(self._node.command, self._environment, outputs[0])
+
+    def _begin(self) -> None:
+        state = lp_runtime.SERVING if self._node.stops_last else lp_runtime.RUNNING
+        self._supervisor.post_state(self, state)
+        if self._must_end:
+            self.release()
+
+    def _death(self, code: int) -> errors.ExceptionRecord | None:
+        if code == 0 or self._must_end or self._is_killed:
+            return None
+        is_final = code in self._node.final_statuses
+        is_collateral = code == self._node.collateral_status
+        message = "lost another process" if is_collateral else output.describe_end(code)
+        return errors.ExceptionRecord(
+            errors.COMMAND_FAILED if is_final else errors.PROCESS_DIED,
+            f"{message} (see its error)" if is_final else message,
+            "",
+            is_collateral=is_collateral,
+            exit_code=code,
+        )
+
+
+class _Starter:
     """Starts the process of a node: as a fork, or as a fresh interpreter."""
 
     def __init__(
         self,
-        spec: child.NodeSpec,
-        launch: engine.Launch,
+        spec: node_process.NodeSpec,
         environment: Mapping[str, str],
         server: forking.ForkServer | None,
     ):
         self._spec = spec
-        self._launch = launch
         self._environment = environment
         self._server = server
-        self._search_path = launch.search_path_of(spec.launch_config)
         self._name = f"{spec.label}/{spec.index}"
 
-    def __call__(
-        self, channel: int, stdout: int, stderr: int
-    ) -> Callable[[guard.Guard | None], process_group.ProcessGroup]:
+    def start(self, channel: int, *outputs: int) -> process_group.ProcessGroup:
         """Starts it. The kernel kills a fresh interpreter when the thread that calls this ends.
 
         Args:
           channel: Descriptor of its end of the control channel.
-          stdout: Descriptor of its standard output.
-          stderr: Descriptor of its standard error.
+          *outputs: Descriptors of its standard output and standard error.
 
         Returns:
-          A function that takes charge of the process: a child that leads a session of its own.
+          A child that leads a session of its own.
 
         Raises:
           OSError: it could not be started.
         """
-        memory = node_process.Start(
-            self._environment, self._launch.directory, self._search_path, self._spec
-        ).write()
-        try:
+        memory = os.memfd_create("launchpad")
+        with os.fdopen(memory, "r+b") as file:
+            file.write(pickle.dumps(self._spec))
+            file.seek(0)
             config = self._spec.launch_config
             is_fresh = config.fresh_interpreter or bool(config.interpreter)
             if self._server and not is_fresh and self._server.serves(self._environment):
                 try:
-                    forked = self._server.fork(self._name, [channel, memory, stdout, stderr])
-                    return lambda watchman: forking.ForkedGroup(*forked, watchman)
+                    return self._server.fork(self._name, [channel, memory, *outputs])
                 except forking.ForkError as error:
-                    lp_supervisor.logger.debug("%s was not forked: %s", self._name, error)
-            pid = self._spawn(channel, memory, stdout, stderr)
-            return lambda watchman: process_group.ProcessGroup(pid, watchman)
-        finally:
-            os.close(memory)
+                    logger.debug("%s was not forked: %s", self._name, error)
+            return self._spawn(channel, memory, *outputs)
 
-    def _spawn(self, channel: int, memory: int, stdout: int, stderr: int) -> int:
+    def _spawn(
+        self, channel: int, memory: int, stdout: int, stderr: int
+    ) -> process_group.ProcessGroup:
+        path = engine.python_path(self._spec.surroundings.search_path)
         process = subprocess.Popen(
             [
                 self._spec.launch_config.absolute_interpreter_path,
@@ -210,7 +319,7 @@ class _Start:
                 *(str(os.getpid()), str(channel), str(memory)),
             ],
             # Later, the process sets PYTHONPATH to its value in the node's environment again.
-            env={**self._environment, "PYTHONPATH": engine.python_path(self._search_path)},
+            env={**self._environment, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -218,4 +327,4 @@ class _Start:
             start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
         )
         process.returncode = 0  # Its end is awaited by process id.
-        return process.pid
+        return process_group.ProcessGroup(process.pid)

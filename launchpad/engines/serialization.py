@@ -101,7 +101,7 @@ def _all_flags() -> flags.FlagValues:
 
 def _holder(name: str, value: Any) -> flags.FlagHolder[Any]:
     if name not in FLAGS:
-        _define(name, value)
+        define_flags({name: value})
     return flags.FlagHolder(FLAGS, FLAGS[name])
 
 
@@ -141,56 +141,36 @@ def _dump_values(are_parsed: bool, values: Mapping[str, Any]) -> bytes:
     return dumps((are_parsed, {name: value for name, value in values.items() if _pickles(value)}))
 
 
-def load_flags(*dumped: bytes) -> None:
-    """Sets flags of this process, including those that are defined later.
+def load_flags(*dumped: bytes) -> dict[str, Any]:
+    """Sets flags of this process; returns the values of those that are not defined here.
 
     Args:
       *dumped: Results of `dump_flags` and `dump_args`; later ones override earlier ones.
     """
     loaded = [values for are_parsed, values in map(pickle.loads, dumped) if are_parsed]
-    if not loaded:
-        return
     values = {name: value for some in loaded for name, value in some.items()}
-    for name, value in values.items():
-        if name not in FLAGS:
-            _define(name, value)
-        else:
-            _assign(FLAGS[name], value)
-    if not FLAGS.is_parsed():
+    for name in values.keys() & set(FLAGS):
+        _assign(FLAGS[name], values.pop(name))
+    if loaded and not FLAGS.is_parsed():
         FLAGS.mark_as_parsed()
-
-
-class _Sent(flags.Flag[Any]):
-    """The value of a flag that is not defined here yet; its definition takes over the value."""
-
-    def __init__(self, name: str, value: Any):
-        parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
-        super().__init__(parser, None, name, None, "Sent by the launcher.", allow_override=True)
-        self.value = value
-        self.using_default_value = False  # Programs launched by this node get it, too.
-
-
-class _LateFlagValues(flags.FlagValues):
-    """Assigns the values that the launcher has sent to flags that are defined later."""
-
-    def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
-        if name not in self or not isinstance(self[name], _Sent):
-            super().__setitem__(name, flag)
-            return
-        sent = self[name]
-        sent.using_default_value = True  # Otherwise a flag with its default would not replace it.
-        super().__setitem__(name, flag)
-        _assign(flag, sent.value)
+    return values
 
 
 # With this, absl's errors name the module that defines a flag twice, instead of this one.
 flags.disclaim_key_flags()
 
 
-def _define(name: str, value: Any) -> None:
-    # absl has no hook for definitions, and other modules hold references to this object.
-    object.__setattr__(FLAGS, "__class__", _LateFlagValues)
-    FLAGS[name] = _Sent(name, value)
+def define_flags(values: Mapping[str, Any]) -> None:
+    """Defines flags, such as those of the main script, with these values.
+
+    A module that defines one of them later gives it its own default.
+    """
+    for name, value in values.items():
+        parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
+        FLAGS[name] = flags.Flag(
+            parser, None, name, None, "Sent by the launcher.", allow_override=True
+        )
+        _assign(FLAGS[name], value)
 
 
 def _assign(flag: flags.Flag, value: Any) -> None:

@@ -19,10 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.engines import failures as lp_failures
 from launchpad.engines import member as lp_member
 from rl_replicator.processes import signals
 
@@ -62,7 +60,7 @@ class Supervisor:
         self,
         members: Sequence[lp_member.Member],
         make_worker: Callable[[lp_member.Member, Supervisor], lp_member.Worker],
-        book: lp_address_book.AddressBook,
+        book: dict[str, str],
         termination_notice_secs: float,
         close_engine: Callable[[], None] = lambda: None,
     ):
@@ -71,7 +69,7 @@ class Supervisor:
         Args:
           members: The nodes.
           make_worker: Makes a new incarnation of a node.
-          book: Receives the published addresses.
+          book: Receives the published addresses, by key.
           termination_notice_secs: Seconds from stop to kill; 0 kills immediately, negative never.
           close_engine: Called once all nodes are gone.
         """
@@ -85,23 +83,24 @@ class Supervisor:
         self._close_engine = close_engine
         self._book = book
         self.launcher: lp_runtime.NodeRuntime | None = None
-        self.restarts: list[lp_failures.NodeRestart] = []
+        self.restarts: list[lp_member.NodeRestart] = []
         self._notice = (
             float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._published: dict[str, str] = {}
-        self._failures: list[lp_failures.Failure] = []
+        self._failures: list[lp_member.Failure] = []
         self._is_failure_told = False
         # Teams that are about to be restarted, and when.
         self._teams: dict[str, float] = {}
         self._is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
-        self._kill_at: float | None = None
-        self._is_released = False
+        self._first, self._last = (
+            _Ending([m for m in members if m.node.stops_last == last], self._notice)
+            for last in (False, True)
+        )
         self._last_at: float | None = None
-        self._last_kill_at: float | None = None
         self._handlers: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
 
@@ -139,7 +138,7 @@ class Supervisor:
 
     def post_stop(self) -> None:
         """Requests that the program stops."""
-        self._events.put((self._on_stop,))
+        self._events.put((self._begin_stop,))
 
     def post_signal(self, number: int) -> None:
         """Reports a signal: the first stops the program, the second kills it."""
@@ -147,7 +146,7 @@ class Supervisor:
 
     def post_awaited(self) -> None:
         """Reports that a caller waits for the program, which may then end once it is idle."""
-        self._events.put((self._on_awaited,))
+        self._is_awaited = True
 
     def post_kill(self) -> None:
         """Requests that all nodes are killed immediately."""
@@ -199,14 +198,9 @@ class Supervisor:
                 self._advance(time.monotonic())
         except BaseException as error:  # A bug here must not leave nodes running.
             logger.exception("the supervisor failed")
-            self._failures.append(
-                lp_failures.Failure(
-                    self._members[0], errors.ExceptionRecord.of(error), time.monotonic()
-                )
-            )
-            for member in self._members:
-                if member.worker is not None:
-                    member.worker.kill()
+            record = errors.ExceptionRecord.of(error)
+            self._failures.append(lp_member.Failure(self._members[0], record, time.monotonic()))
+            self._kill_all()
         finally:
             self._finish()
 
@@ -239,7 +233,7 @@ class Supervisor:
         if self.launcher is not None:
             self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
             lp_runtime.remove_launcher_runtime(self.launcher)
-        self.failure = lp_failures.root_failure(self._failures)
+        self.failure = lp_member.root(self._failures).as_error() if self._failures else None
         self.done.set()
 
     def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
@@ -258,7 +252,8 @@ class Supervisor:
             self._tell_ready()
 
     def _tell_ready(self) -> None:
-        if self.ready.is_set() or any(m.state == lp_runtime.STARTING for m in self._members):
+        is_early = any(m.state == lp_runtime.STARTING for m in self._members)
+        if is_early or self.ready.is_set() or self._stop_at is not None:
             return
         self.ready.set()
         if self.launcher is not None:
@@ -270,7 +265,7 @@ class Supervisor:
     def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
         if worker is not None and self._member_of(worker) is None:
             return  # The node has been restarted since, and has another address.
-        self._book.publish(key, address)
+        self._book[key] = address
         before, self._published[key] = self._published.get(key), address
         if before not in (None, address) and self._stop_at is None:
             self._restart_clients(key)
@@ -283,7 +278,7 @@ class Supervisor:
         if member is None or (member.is_replaced and self._stop_at is None):
             return  # A failure of a node that was killed for a restart must not end the program.
         # A node that may be restarted is handled once it has ended.
-        if self._stop_at is not None or not lp_failures.are_allowed(member, record):
+        if self._stop_at is not None or not member.may_restart_after(record):
             self._on_failure(worker, record)
 
     def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
@@ -297,14 +292,14 @@ class Supervisor:
         # Remote calls are expected to fail once servers are closed, and in constructors that are
         # still running when the program stops.
         is_expected = self._stop_at is not None and record.is_collateral
-        if is_expected and (self._is_released or not self._failures):
+        if is_expected and (self._first.is_released or not self._failures):
             logger.debug("%s failed while stopping: %s", member.name, record.message)
-        elif self._is_released and self._failures:
+        elif self._first.is_released and self._failures:
             # This is not why the program ends, but it may be a failed last save.
             text = f"{record.type_name}: {record.message}{record.lines_below}"
             logger.warning("%s failed while stopping: %s", member.name, text)
         else:
-            self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
+            self._failures.append(lp_member.Failure(member, record, time.monotonic()))
         self._begin_stop()
 
     def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
@@ -316,12 +311,13 @@ class Supervisor:
         if self._may_restart(member, record):
             return
         # A killed process dies as expected, but a failure that it has reported before counts.
-        was_killed = self._kill_at is not None or member.is_replaced
-        if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
+        endings = (self._first, self._last)
+        was_killed = self.was_killed or any(ending.killed_at for ending in endings)
+        is_expected = was_killed or member.is_replaced
+        if record is not None and not (is_expected and record.type_name == errors.PROCESS_DIED):
             self._fail(member, record)
         member.state = lp_runtime.ENDED
-        if self._stop_at is None:
-            self._tell_ready()  # A node without a run() may have reported no state.
+        self._tell_ready()  # A node without a run() may have reported no state.
 
     def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
         """Schedules the restart of a replaced node, or of a failed one if its policy allows it."""
@@ -335,13 +331,13 @@ class Supervisor:
             team = [m for m in self._members if m.team == member.team and m.restarts is not None]
             together = [m for m in team if m.restart_policy and m.restart_policy.together]
             member.restarts = together[0].restarts if together else None
-        pause = 0.0 if member.is_replaced else lp_failures.count_restart(member, record, now)
+        pause = 0.0 if member.is_replaced else member.count_restart(record, now)
         if pause is None:
             return False
         reason = f"{record.type_name}: {record.message}" if record is not None else "ended"
         if member.is_replaced:
             reason = "started again together with another node"
-        self.restarts.append(lp_failures.NodeRestart(member.name, reason))
+        self.restarts.append(lp_member.NodeRestart(member.name, reason))
         if member.worker is not None:
             member.worker.close()
         member.worker = None
@@ -381,7 +377,7 @@ class Supervisor:
             for member in team:
                 # The nodes look up each other's addresses, so none may find an outdated one.
                 for address in member.node.addresses:
-                    self._book.forget(address.key)
+                    self._book.pop(address.key, None)
             for member in team:
                 self._start(member)
                 if member.restart_at is not None:
@@ -424,12 +420,6 @@ class Supervisor:
                 member.worker.kill()
                 self._restart_team(member)
 
-    def _on_stop(self) -> None:
-        self._begin_stop()
-
-    def _on_awaited(self) -> None:
-        self._is_awaited = True
-
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self.signal_number is not None:
@@ -446,7 +436,7 @@ class Supervisor:
     def _on_kill(self) -> None:
         self.was_killed = True
         self._begin_stop()
-        self._kill(self._members)
+        self._kill_all()
         for member in self._members:
             member.is_abandoned = True
 
@@ -491,70 +481,80 @@ class Supervisor:
                 self._begin_stop()
             return
         self._tell_failure(now)
-        first = [m for m in self._members if not m.node.stops_last]
-        last = [m for m in self._members if m.node.stops_last]
-        if not self._is_released and (
-            all(m.state in lp_runtime.PASSIVE for m in self._members)
-            or now >= self._stop_at + _RELEASE_PART * self._notice
-        ):
-            self._is_released = True
-            for member in first:
-                if not member.is_gone and member.worker is not None:
-                    member.worker.release()
-        if self._kill_at is None and now >= self._stop_at + self._notice:
-            self._kill_at = now
-            self._tell_late(first)
-            self._kill(first)
-        if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
-            self._abandon(first)
+        is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
+        must_end = now >= self._stop_at + self._notice
+        is_late = now >= self._stop_at + _RELEASE_PART * self._notice
+        self._first.advance(now, is_idle or is_late, must_end)
         # A colocation that contains a store stops last, too, but may still have its own work to do.
-        if self._is_released and all(m.is_gone for m in first):
-            self._end_last(last, now)
+        if self._first.is_released and self._first.is_over:
+            self._last_at = self._last_at or now
+            self._last.advance(now, True, must_end and now >= self._last_at + _LAST_SECS)
 
     def _tell_failure(self, now: float) -> None:
         """Logs why the program ends, if it has not ended a moment after the failure."""
-        if self._is_failure_told or not lp_failures.is_root_known(self._failures, now):
+        if self._is_failure_told or not lp_member.is_root_known(self._failures, now):
             return
         self._is_failure_told = True
         if self._stop_at is not None and self._failures[0].time <= self._stop_at:
-            root = lp_failures.root(self._failures)
+            root = lp_member.root(self._failures)
             reason = next(iter(root.record.message.splitlines()), "")
             told = f"{root.record.type_name}: {reason}"
             logger.warning("%s failed: %s; stopping", root.member.name, told)
 
-    def _end_last(self, last: Sequence[lp_member.Member], now: float) -> None:
-        assert self._stop_at is not None
-        if self._last_at is None:
-            self._last_at = now
-            for member in last:
-                if not member.is_gone and member.worker is not None:
-                    member.worker.release()
-        deadline = max(self._last_at + _LAST_SECS, self._stop_at + self._notice)
-        if self._last_kill_at is None and now >= deadline:
-            self._last_kill_at = now
-            self._tell_late(last)
-            self._kill(last)
-        if self._last_kill_at is not None and now >= self._last_kill_at + _KILL_SECS:
-            self._abandon(last)
-
-    def _kill(self, members: Sequence[lp_member.Member]) -> None:
-        self._kill_at = self._kill_at or time.monotonic()
-        for member in members:
+    def _kill_all(self) -> None:
+        for member in self._members:
             if not member.is_gone and member.worker is not None:
                 member.worker.kill()
 
-    def _tell_late(self, members: Sequence[lp_member.Member]) -> None:
-        late = [m.name for m in members if not m.is_gone and _is_killable(m)]
-        if late:
-            logger.warning("killed after %g s: %s", self._notice, ", ".join(late))
 
-    def _abandon(self, members: Sequence[lp_member.Member]) -> None:
-        left = [m for m in members if not m.is_gone]
+class _Ending:
+    """The end of nodes: they are released, later killed, and given up if that does not help.
+
+    Attributes:
+      is_released: Whether their servers were asked to close.
+      killed_at: Monotonic time at which they were killed, or None.
+    """
+
+    def __init__(self, members: Sequence[lp_member.Member], notice_secs: float):
+        self._members = members
+        self._notice_secs = notice_secs
+        self.is_released = False
+        self.killed_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if all of them have ended, or were given up."""
+        return all(member.is_gone for member in self._members)
+
+    def advance(self, now: float, may_close: bool, must_end: bool) -> None:
+        """Does what is due.
+
+        Args:
+          now: Monotonic time.
+          may_close: Whether their servers may close.
+          must_end: Whether they are killed if they have not ended.
+        """
+        left = [m for m in self._members if not m.is_gone]
+        workers = [m.worker for m in left if m.worker is not None]
+        if may_close and not self.is_released:
+            self.is_released = True
+            for worker in workers:
+                worker.release()
+        if must_end and self.killed_at is None:
+            self.killed_at = now
+            if late := [m.name for m in left if _is_killable(m)]:
+                logger.warning("killed after %g s: %s", self._notice_secs, ", ".join(late))
+            for worker in workers:
+                worker.kill()
+        if self.killed_at is not None and now >= self.killed_at + _KILL_SECS:
+            self._abandon(left)
+
+    def _abandon(self, left: Sequence[lp_member.Member]) -> None:
         if killed := [m.name for m in left if _is_killable(m)]:
             logger.warning("left behind: %s", ", ".join(killed))
         if running := [m.name for m in left if not _is_killable(m)]:
             message = "still running after %g s (threads cannot be killed): %s"
-            logger.warning(message, self._notice, ", ".join(running))
+            logger.warning(message, self._notice_secs, ", ".join(running))
         for member in left:
             member.is_abandoned = True
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
-from rl_replicator.processes import restarts
 
 # The shortest silence after which a process can be considered frozen, in seconds.
 _FROZEN_SECS = 5 * lp_runtime.HEARTBEAT_SECS
@@ -24,7 +23,7 @@ class Handle(dereference.Dereferenceable[ClientType], Generic[ClientType]):
     """Stands for a node in the arguments of other nodes; they get its client instead."""
 
     def connect(self, node: Node[Any], label: str) -> None:
-        """Does nothing. Upstream calls it before a launch; here handles need no preparation."""
+        """Called by `launch` for each node that gets this handle, and its group; does nothing."""
 
     def transform(self, executables: Sequence[Any]) -> Sequence[Any]:
         """Returns the executables unchanged."""
@@ -77,15 +76,6 @@ class RestartPolicy:
                 "on a busy machine), or None to wait forever"
             )
 
-    def count(self) -> restarts.Restarts:
-        """Returns a counter of a node's restarts, with this policy's limit and pauses."""
-        return restarts.Restarts(
-            self.max_restarts,
-            self.initial_backoff_secs,
-            self.max_backoff_secs,
-            self.reset_after_secs,
-        )
-
 
 class Node(abc.ABC, Generic[HandleType]):
     """One role of the program: a function, an object, or a server.
@@ -114,9 +104,19 @@ class Node(abc.ABC, Generic[HandleType]):
     def create_handle(self) -> HandleType:
         """Returns a new handle to this node."""
 
-    @abc.abstractmethod
+    @staticmethod
+    def to_executables(
+        nodes: Sequence[Any], label: str, launch_context: Any
+    ) -> Sequence[Callable[[], Any]]:
+        """Returns the nodes as callables without arguments, for every launch type."""
+        del label, launch_context
+        return [node.execute for node in nodes]
+
     def execute(self) -> Any:
         """Runs the node in the calling thread until it ends; called by engines."""
+        runtime = lp_runtime.require_current()
+        for execute in self.to_executables([self], runtime.label, runtime.launch_context):
+            execute()
 
     @property
     def launch_context(self) -> LaunchContext:

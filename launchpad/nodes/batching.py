@@ -15,7 +15,6 @@ from typing import Any
 
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import courier
-from launchpad.rpc import server as rpc_server
 
 
 def batched_handler(
@@ -197,6 +196,5 @@ def make_courier_server(instance: Any, *args: Any, **kwargs: Any) -> courier.Ser
       OSError: The port is taken.
     """
     server = courier.Server(*args, **kwargs)
-    for name, method in rpc_server.public_methods(instance).items():
-        server.Bind(name, method)
+    server.bind_methods(instance)
     return server

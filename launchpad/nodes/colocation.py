@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import queue
 import threading
 import time
@@ -134,12 +136,10 @@ class MultiThreadingColocation(python.RunNode[Any]):
         states = _States(runtime, len(self._nodes))
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         parts = [_Part(node, i, runtime, states, ended) for i, node in enumerate(self._nodes)]
-        for part in parts:
-            part.start()
         failure = None
-        deadline = None
+        deadline = math.inf
         num_left = len(parts)
-        while num_left and (runtime.stop_event.is_set() or not _is_over(deadline)):
+        while num_left and (runtime.stop_event.is_set() or time.monotonic() < deadline):
             try:
                 error = ended.get(timeout=_POLL_SECS)
             except queue.Empty:
@@ -148,31 +148,19 @@ class MultiThreadingColocation(python.RunNode[Any]):
             if failure is None and error is not None:
                 failure = error
                 runtime.tell_failure(error)
-            if deadline is None and (failure is not None or self._return_on_first_completed):
+            if deadline == math.inf and (failure is not None or self._return_on_first_completed):
                 deadline = time.monotonic() + _PARTS_SECS
                 for part in parts:
                     threading.Thread(target=part.end, daemon=True).start()
         if num_left:
-            names = ", ".join(part.name for part in parts if part.is_alive)
+            names = ", ".join(part.thread.name for part in parts if part.thread.is_alive())
             lp_runtime.logger.warning("left behind after %g s: %s", _PARTS_SECS, names)
         if failure is not None:
             raise failure
 
 
-def _is_over(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline
-
-
 class _States:
     """Reports one state for several nodes to the supervisor: the least advanced of theirs."""
-
-    _ORDER = (
-        lp_runtime.STARTING,
-        lp_runtime.RUNNING,
-        lp_runtime.SERVING,
-        lp_runtime.FINISHED,
-        lp_runtime.ENDED,
-    )
 
     def __init__(self, runtime: lp_runtime.NodeRuntime, num_nodes: int):
         self._runtime = runtime
@@ -185,17 +173,14 @@ class _States:
         with self._lock:
             self._states[index] = state
             self._has_run |= state == lp_runtime.RUNNING
-            least = min(self._states, key=self._ORDER.index)
-            if least in (self._told, lp_runtime.STARTING):
+            least = min(self._states, key=lp_runtime.STATES.index)
+            if least == self._told:
                 return
             if self._told == lp_runtime.STARTING and self._has_run and least != lp_runtime.RUNNING:
                 # The supervisor must learn that this node has had work of its own.
-                self._tell(lp_runtime.RUNNING)
-            self._tell(least)
-
-    def _tell(self, state: str) -> None:
-        self._told = state
-        self._runtime.set_state(state)
+                self._runtime.set_state(lp_runtime.RUNNING)
+            self._told = least
+            self._runtime.set_state(least)
 
 
 class _Part:
@@ -209,43 +194,16 @@ class _Part:
         states: _States,
         ended: queue.SimpleQueue[BaseException | None],
     ):
-        self._index = index
-        self._states = states
+        self._set_state = functools.partial(states.set, index)
         self._ended = ended
-        self._outer = outer
-        self._runtime = lp_runtime.NodeRuntime(
-            outer.label,
-            outer.index,
-            outer.info,
-            outer.book,
-            lp_runtime.Callbacks(
-                publish=outer.publish,
-                set_state=lambda state: states.set(index, state),
-                request_stop=outer.stop,
-                interrupt=lambda: self._thread.interrupt(lambda: self._runtime.is_active),
-                give_up=outer.give_up,
-                tell_failure=outer.tell_failure,
-            ),
-            outer.launch_context.launch_config,
+        self._runtime = outer.make_part(
+            self._set_state, lambda: self.thread.interrupt(lambda: self._runtime.is_active)
         )
-        self._runtime.ready_event = outer.ready_event
-        self._runtime.published_keys = outer.published_keys
         self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
-        self._thread = node_thread.NodeThread(
-            f"{outer.name} part {index}", node, self._runtime, self._on_end
-        )
-
-    @property
-    def name(self) -> str:
-        return self._thread.name
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def start(self) -> None:
-        self._outer.add_part(self._runtime)
-        self._thread.start()
+        name = f"{outer.name} part {index}"
+        self.thread = node_thread.NodeThread(name, node, self._runtime, self._on_end)
+        outer.add_part(self._runtime)
+        self.thread.start()
 
     def end(self) -> None:
         """Stops this node alone."""
@@ -258,5 +216,5 @@ class _Part:
             error = None
         if error is None:
             # A failed part is not idle: its colocation is about to fail.
-            self._states.set(self._index, lp_runtime.FINISHED)
+            self._set_state(lp_runtime.FINISHED)
         self._ended.put(error)

@@ -88,22 +88,18 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         """Constructs the object, serves it, and calls its `run()`."""
         runtime = lp_runtime.require_current()
         server = make_server(runtime, self._address, self._courier_kwargs)
-        takes_server = None
+        takes_server = False
         try:
             # The port is already bound, so nodes can look up each other's addresses while they are
             # constructed. Calls wait until the server starts.
             runtime.publish(self._address.key, server.address)
             instance = self._construct_instance()
             server.bind_methods(instance)
-            takes_server = getattr(instance, "set_courier_server", None)
-            if takes_server is not None:
-                takes_server(server)
-            else:
-                server.start()
+            takes_server = _hand_over(server, instance)
             self._run_until_serving(runtime, instance)
             runtime.release_event.wait()
         finally:
-            if takes_server is None:
+            if not takes_server:
                 server.stop()
 
     def _run_until_serving(self, runtime: lp_runtime.NodeRuntime, instance: WorkerType) -> None:
@@ -135,6 +131,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         instance = self._construct_instance()
         port = lp_address.get_port_from_address(self._address.resolve())
         kwargs = {"port": port, **self._courier_kwargs}
+        kwargs.pop("name", None)
         server = rpc_server.MethodServer(
             tls.secret_of_user(),
             f"{tls.LOOPBACK}:{kwargs.pop('port')}",
@@ -142,16 +139,22 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
             **kwargs,
         )
         server.bind_methods(instance)
-        takes_server = getattr(instance, "set_courier_server", None)
-        if takes_server is not None:
-            takes_server(server)
+        if _hand_over(server, instance):
             self.run_instance(instance)
             return None
-        server.start()
         if not self.run_instance(instance):
             server.Join()
         server.stop()
         return None
+
+
+def _hand_over(server: rpc_server.MethodServer, instance: Any) -> bool:
+    """Starts the server, unless the object takes it over; returns whether it does."""
+    if not hasattr(type(instance), "set_courier_server"):  # A mock itself has every attribute.
+        server.start()
+        return False
+    instance.set_courier_server(server)
+    return True
 
 
 def make_server(
@@ -165,6 +168,7 @@ def make_server(
     host, before = runtime.info.host, runtime.book.get(address.key)
     kwargs = dict(kwargs)
     port = kwargs.pop("port", None)
+    kwargs.pop("name", None)  # Upstream's; clients need the address.
 
     def make(at: str) -> rpc_server.MethodServer:
         return rpc_server.MethodServer(

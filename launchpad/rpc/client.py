@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import logging
@@ -233,6 +234,37 @@ class _Stub:
         self._channel.close()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """One call, however often it is sent.
+
+    Attributes:
+      request: The encoded request.
+      number: Its number, from 1; the calls of a client are told apart by it.
+      unpack: Turns an encoded answer into the result of the call, or raises its exception.
+      result: The future of its result.
+      started: Monotonic time.
+    """
+
+    request: bytes
+    number: int
+    unpack: Callable[[bytes], Any]
+    result: futures.Future[Any] = dataclasses.field(default_factory=futures.Future)
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def settle(self, outcome: bytes | Exception) -> None:
+        """Ends the call with its encoded answer, or with the reason why there is none."""
+        with contextlib.suppress(futures.InvalidStateError):  # Cancelled by its owner meanwhile.
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                value = self.unpack(outcome)
+            except BaseException as error:  # The future carries it to whoever waits.
+                self.result.set_exception(error)
+            else:
+                self.result.set_result(value)
+
+
 class _Connection:
     """Sends the calls of one client to wherever its server is now. Thread-safe.
 
@@ -301,17 +333,16 @@ class _Connection:
             program is stopping.
           CourierAuthenticationError: the server belongs to another program.
         """
-        call = _Call(self, request, next(self._numbers), bytes)
+        call = _Call(request, next(self._numbers), bytes)
         stub = self.stub
         if stub is not None:
             try:
-                answer = stub.call(
-                    request, timeout=self.timeout, metadata=self._metadata(call.number)
-                )
+                metadata = self._metadata(call.number)
+                answer = stub.call(request, timeout=self.timeout, metadata=metadata)
                 self._answered.append(call.number)
                 return answer
             except (grpc.RpcError, ValueError) as error:
-                call.failed(error)
+                self._check_may_be_sent_again(call, error)
         # A stop raises SystemExit in this thread, wherever it is: it must hold no lock meanwhile,
         # and not wait without an end.
         ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -334,7 +365,7 @@ class _Connection:
           request: The encoded request.
           unpack: Turns an encoded answer into the result of the call, or raises its exception.
         """
-        call = _Call(self, request, next(self._numbers), unpack)
+        call = _Call(request, next(self._numbers), unpack)
         call.result.add_done_callback(_tell_of_cancel)
         stub = self.stub
         if stub is None:
@@ -345,9 +376,8 @@ class _Connection:
 
     def _start(self, call: _Call, stub: _Stub) -> None:
         try:
-            rpc = stub.call.future(
-                call.request, timeout=call.remaining(), metadata=self._metadata(call.number)
-            )
+            metadata = self._metadata(call.number)
+            rpc = stub.call.future(call.request, timeout=self._remaining(call), metadata=metadata)
         except ValueError:  # The channel was closed meanwhile.
             self._wait(call)
             return
@@ -363,7 +393,7 @@ class _Connection:
                 call.settle(rpc.result())
                 return
             try:
-                call.failed(rpc)
+                self._check_may_be_sent_again(call, rpc)
             except Exception as reason:
                 call.settle(reason)
             else:
@@ -377,8 +407,28 @@ class _Connection:
         named = (rpc_server.CALL_KEY, value)
         return (named, rpc_server.COMPRESS) if self._compress else (named,)
 
+    def _remaining(self, call: _Call) -> float | None:
+        """Returns the seconds until the deadline of a call, or None without one."""
+        if self.timeout is None:
+            return None
+        return max(0.001, self.timeout - (time.monotonic() - call.started))
+
+    def _check_may_be_sent_again(self, call: _Call, error: Exception) -> None:
+        """Raises the error of a call that failed with gRPC's, or with a ValueError if it closed."""
+        code, details = grpc.StatusCode.CANCELLED, "it was closed"
+        if isinstance(error, grpc.RpcError):
+            code, details = error.code(), error.details()
+        where = f"call of {wire.method_of(call.request)}() on {self.owner}"
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise errors.CourierDeadlineError(
+                f"{where} took longer than {self.timeout:g} s: Deadline Exceeded"
+            )
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            raise errors.CourierError(f"{where} failed: {code.name}: {details}")
+        if self.retry_secs <= 0:
+            raise errors.CourierUnavailableError(f"{where} lost its server: {details}")
+
     def _wait(self, call: _Call) -> None:
-        call.waits()
         with self._lock:
             self._waiting.append(call)
             if self._has_thread:
@@ -387,40 +437,64 @@ class _Connection:
         threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
 
     def _resend(self) -> None:
-        """Sends the waiting calls until there are none."""
+        """Sends the waiting calls once their server is found, or ends them; until none is left."""
+        started = told = time.monotonic()
+        lost_at: float | None = None
         while True:
             with self._lock:
                 if not self._waiting:
                     self._has_thread = False
                     return
-                timeout = min(_ATTEMPT_SECS, *(call.remaining() or 1 for call in self._waiting))
-            failure: Exception | None = None
-            stub = None
+                left = [self._remaining(call) or 1.0 for call in self._waiting]
             with self._as_client():
+                stub, failure = None, None
                 try:
-                    stub = self._reach(timeout)
+                    stub = self._reach(min(_ATTEMPT_SECS, *left))
                 except Exception as error:  # For example, the program is stopping.
                     failure = error
+                now = time.monotonic()
+                # The first server may take as long as it likes.
+                lost_at = None if stub or not self.was_reached else lost_at or now
                 with self._lock:
                     batch, self._waiting = self._waiting, []
                 for call in batch:
                     if call.result.cancelled():
                         continue
-                    try:
-                        if failure is not None:
-                            raise failure
-                        if stub is None:
-                            call.check()
-                    except Exception as reason:
-                        call.settle(reason)
-                        continue
-                    if stub is None:
-                        self._wait(call)
-                    else:
-                        call.found()
+                    if stub is not None:
                         self._start(call, stub)
+                    elif error := failure or self._reason_to_give_up(call, lost_at):
+                        call.settle(error)
+                    else:
+                        self._wait(call)
             if stub is None:
+                if now - told > lp_runtime.WAIT_MESSAGE_SECS:
+                    told = now
+                    logger.warning(
+                        "%s: waiting for the server of %s (%.0f s)",
+                        self._name,
+                        self.owner,
+                        now - started,
+                    )
                 time.sleep(_PAUSE_SECS)
+
+    @property
+    def _name(self) -> str:
+        return self.runtime.name if self.runtime else "client"
+
+    def _reason_to_give_up(self, call: _Call, lost_at: float | None) -> Exception | None:
+        """Returns why a call should not wait for its server any more, if there is a reason."""
+        where, now = f"{self._name}: the server of {self.owner}", time.monotonic()
+        why = f": {self._stub.failure}" if self._stub is not None and self._stub.failure else ""
+        if self.runtime is not None and self.runtime.stop_event.is_set():
+            return errors.CourierUnavailableError(f"{where} is gone and the program is stopping")
+        is_lost = lost_at is not None and now - lost_at >= self.retry_secs
+        if is_lost or not self.wait_for_ready:
+            return errors.CourierUnavailableError(f"{where} can't be reached{why}")
+        if self.timeout is not None and now - call.started >= self.timeout:
+            return errors.CourierDeadlineError(
+                f"{where} was not reached in {self.timeout:g} s: Deadline Exceeded{why}"
+            )
+        return None
 
     def _reach(self, timeout: float) -> _Stub | None:
         """Returns the channel on which the server answers; None if there is none yet.
@@ -429,12 +503,18 @@ class _Connection:
           CourierUnavailableError: the program is stopping and the address is not known.
           CourierAuthenticationError: the process at the given "host:port" is not of this program.
         """
-        address = self._known_address(timeout)
-        if address is None:
-            return None
+        self._join_program()
+        address, identity = self._target, ""
+        if not isinstance(address, str):
+            identity = address.key
+            try:
+                address = address.resolve(timeout if self.wait_for_ready else 0.0)
+            except TimeoutError:
+                return None
+            except errors.ProgramStoppedError as error:
+                raise errors.CourierUnavailableError(str(error)) from error
         stub = self._stub
         if stub is None or stub.address != address:
-            identity = "" if isinstance(self._target, str) else self._target.key
             secret = self.runtime.info.secret if self.runtime else tls.secret_of_user()
             self._stub = _Stub(address, secret, identity, self._compress)
             if stub is not None:
@@ -443,28 +523,12 @@ class _Connection:
         if stub.is_ready(timeout if self.wait_for_ready else max(timeout, _CONNECT_SECS)):
             self.was_reached = True
             return stub
-        if isinstance(self._target, str) and "handshake failed" in stub.failure:
+        if not identity and "handshake failed" in stub.failure:
             raise errors.CourierAuthenticationError(
                 f"the server at {address} does not know this program's secret ({stub.failure}); "
                 "set LAUNCHPAD_SECRET for both sides"
             )
         return None
-
-    def failure(self) -> str:
-        """Returns why the server was not reached last."""
-        stub = self._stub
-        return f": {stub.failure}" if stub is not None and stub.failure else ""
-
-    def _known_address(self, timeout: float) -> str | None:
-        self._join_program()
-        if isinstance(self._target, str):
-            return self._target
-        try:
-            return self._target.resolve(timeout if self.wait_for_ready else 0.0)
-        except TimeoutError:
-            return None
-        except errors.ProgramStoppedError as error:
-            raise errors.CourierUnavailableError(str(error)) from error
 
     @contextlib.contextmanager
     def _as_client(self) -> Iterator[None]:
@@ -490,108 +554,6 @@ class _Connection:
             runtime = lp_runtime.owner_of(self._target.key)
         if runtime not in (None, self.runtime):
             self.runtime, self.was_reached = runtime, False
-
-
-class _Call:
-    """One call, however often it is sent: its deadline, and when it is given up.
-
-    Attributes:
-      request: The encoded request.
-      number: Its number, from 1; the calls of a client are told apart by it.
-      result: The future of its result.
-    """
-
-    def __init__(
-        self,
-        connection: _Connection,
-        request: bytes,
-        number: int,
-        unpack: Callable[[bytes], Any],
-    ):
-        self.request = request
-        self.number = number
-        self.result: futures.Future[Any] = futures.Future()
-        self._connection = connection
-        self._unpack = unpack
-        self._started = self._told = time.monotonic()
-        self._lost_at: float | None = None
-
-    def remaining(self) -> float | None:
-        """Returns the seconds until the deadline, or None without one."""
-        timeout = self._connection.timeout
-        if timeout is None:
-            return None
-        return max(0.001, timeout - (time.monotonic() - self._started))
-
-    def settle(self, outcome: bytes | Exception) -> None:
-        """Ends the call with its encoded answer, or with the reason why there is none."""
-        with contextlib.suppress(futures.InvalidStateError):  # Cancelled by its owner meanwhile.
-            try:
-                if isinstance(outcome, Exception):
-                    raise outcome
-                value = self._unpack(outcome)
-            except BaseException as error:  # The future carries it to whoever waits.
-                self.result.set_exception(error)
-            else:
-                self.result.set_result(value)
-
-    def waits(self) -> None:
-        """Notes that the call waits for the server: not forever, if that was there before."""
-        if self._lost_at is None and self._connection.was_reached:
-            self._lost_at = time.monotonic()
-
-    def found(self) -> None:
-        """Notes that the server was found: the time without it counts anew if it is lost again."""
-        self._lost_at = None
-
-    def failed(self, error: Exception) -> None:
-        """Returns if the call may be sent again, and raises its error if not.
-
-        Args:
-          error: gRPC's error, or the ValueError of a closed channel.
-        """
-        code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
-        details = error.details() if isinstance(error, grpc.RpcError) else "it was closed"
-        connection = self._connection
-        where = f"call of {wire.method_of(self.request)}() on {connection.owner}"
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise errors.CourierDeadlineError(
-                f"{where} took longer than {connection.timeout:g} s: Deadline Exceeded"
-            )
-        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            raise errors.CourierError(f"{where} failed: {code.name}: {details}")
-        if connection.retry_secs <= 0:
-            raise errors.CourierUnavailableError(f"{where} lost its server: {details}")
-
-    def check(self) -> None:
-        """Logs every 10 s what the call waits for.
-
-        Raises:
-          CourierUnavailableError: waiting for the server has become pointless.
-          CourierDeadlineError: the deadline has passed.
-        """
-        connection, now = self._connection, time.monotonic()
-        name = connection.runtime.name if connection.runtime else "client"
-        owner = connection.owner
-        if connection.runtime is not None and connection.runtime.stop_event.is_set():
-            raise errors.CourierUnavailableError(
-                f"{name}: the server of {owner} is gone and the program is stopping"
-            )
-        is_lost = self._lost_at is not None and now - self._lost_at >= connection.retry_secs
-        if is_lost or not connection.wait_for_ready:
-            raise errors.CourierUnavailableError(
-                f"{name}: the server of {owner} can't be reached{connection.failure()}"
-            )
-        if connection.timeout is not None and now - self._started >= connection.timeout:
-            raise errors.CourierDeadlineError(
-                f"{name}: the server of {owner} was not reached in {connection.timeout:g} s: "
-                f"Deadline Exceeded{connection.failure()}"
-            )
-        if now - self._told > lp_runtime.WAIT_MESSAGE_SECS:
-            self._told = now
-            logger.warning(
-                "%s: waiting for the server of %s (%.0f s)", name, owner, now - self._started
-            )
 
 
 def _tell_of_cancel(done: futures.Future[Any]) -> None:

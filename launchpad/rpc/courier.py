@@ -11,9 +11,6 @@ Both sides need the same secret; see `launchpad.rpc.tls.secret_of_user`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from launchpad import runtime as lp_runtime
 from launchpad.errors import StatusNotOk
 from launchpad.rpc import server as rpc_server
@@ -24,8 +21,11 @@ from launchpad.rpc.client import list_methods
 __all__ = ["Client", "Server", "StatusNotOk", "list_methods"]
 
 
-class Server:
-    """Serves functions by name on a port of this machine. It can be started once."""
+class Server(rpc_server.MethodServer):
+    """Serves functions by name on a port of this machine. It can be started once.
+
+    Methods that need a started server raise ValueError before.
+    """
 
     def __init__(
         self, name: str | None = None, port: int | None = None, thread_pool_size: int = 16
@@ -44,68 +44,21 @@ class Server:
         del name
         runtime = lp_runtime.current()
         secret = runtime.info.secret if runtime else tls.secret_of_user()
-        address = f"{tls.LOOPBACK}:{port or 0}"
-        self._server = rpc_server.MethodServer(secret, address, thread_pool_size, runtime)
-
-    @property
-    def port(self) -> int:
-        """The bound port."""
-        return self._server.port
-
-    @property
-    def address(self) -> str:
-        """ "localhost:port", for clients on this machine."""
-        return f"localhost:{self.port}"
-
-    @property
-    def has_started(self) -> bool:
-        """Whether `Start` was called."""
-        return self._server.has_started
-
-    def Bind(self, method_name: str, py_func: Callable[..., Any]) -> None:  # noqa: N802
-        """Serves a function as method `method_name`."""
-        self._server.bind(method_name, py_func)
-
-    BindHandler = Bind
-
-    def Unbind(self, method_name: str) -> None:  # noqa: N802
-        """Stops serving the method."""
-        self._server.unbind(method_name)
-
-    def Start(self) -> None:  # noqa: N802
-        """Starts to serve.
-
-        Raises:
-          ValueError: It was started before.
-        """
-        if self.has_started:
-            raise ValueError("Server already started")
-        self._server.start()
+        super().__init__(secret, f"{tls.LOOPBACK}:{port or 0}", thread_pool_size, runtime)
+        self.address = f"localhost:{self.port}"
 
     def Stop(self) -> None:  # noqa: N802
-        """Ends the server.
-
-        Raises:
-          ValueError: It was not started.
-        """
+        """Ends the server."""
         self._check_started()
-        self._server.stop()
+        self.stop()
 
     def Join(self) -> None:  # noqa: N802
-        """Returns when the server has stopped.
-
-        Raises:
-          ValueError: It was not started.
-        """
+        """Returns when the server has stopped."""
         self._check_started()
-        self._server.Join()
+        super().Join()
 
     def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
-        """Does nothing: clients have one server, so there is no load to move elsewhere.
-
-        Raises:
-          ValueError: It was not started.
-        """
+        """Does nothing: clients have one server, so there is no load to move elsewhere."""
         self._check_started()
 
     def _check_started(self) -> None:

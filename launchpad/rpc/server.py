@@ -108,8 +108,9 @@ class MethodServer:
         """The bound port."""
         return self._port
 
-    def bind(self, name: str, function: Callable[..., Any]) -> None:
-        """Serves `function` as method `name`."""
+    def bind(self, name: str, function: Callable[..., Any], is_priority: bool = False) -> None:
+        """Serves `function` as method `name`; upstream's `is_priority` has no effect."""
+        del is_priority
         self._methods[name] = function
 
     def bind_methods(self, instance: Any) -> None:
@@ -122,7 +123,13 @@ class MethodServer:
         self._forward = forward
 
     def start(self) -> None:
-        """Starts to serve."""
+        """Starts to serve.
+
+        Raises:
+          ValueError: It was started before.
+        """
+        if self.has_started:
+            raise ValueError("Server already started")
         self.has_started = True
         self._server.start()
 
@@ -140,7 +147,10 @@ class MethodServer:
     BindHandler = bind
     Unbind = unbind
     Start = start
-    Stop = stop
+
+    def Stop(self) -> None:  # noqa: N802
+        """Ends the server."""
+        self.stop()
 
     def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
         """Does nothing: the supervisor watches processes, not upstream's health flag."""

@@ -8,17 +8,16 @@ terminal was closed). `docs/scaling.md` describes which processes are restarted,
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import launchpad as lp
 from rl_replicator import errors
-from rl_replicator.jobs import cluster, gpus
-from rl_replicator.processes import ports
+from rl_replicator.jobs import cluster
+from rl_replicator.processes import gpus, ports
 
 # A process that trains saves and ends within ten seconds of a signal on an idle machine.
 SECONDS_TO_END = 120.0
@@ -47,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.ConfigError as error:
         print(f"supervisor: error: {error}", file=sys.stderr)
         return 2
-    with _lines_on_stderr():
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("supervisor | %(message)s"))
+    _LOG.addHandler(lines)
+    try:
         manager = lp.launch(program, "local_mp", termination_notice_secs=SECONDS_TO_END)
         failure = None
         try:
@@ -64,26 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _LOG.warning("%s %s; not restarting", title, failure.message)
         code = 1 if failure.exit_code is None else failure.exit_code
         return code if code >= 0 else 128 - code
-
-
-class _Lines(logging.Handler):
-    """Prints messages of the supervisor; a job continues if that fails."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):
-            print(f"supervisor | {record.getMessage()}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _lines_on_stderr() -> Iterator[None]:
-    handler, before = _Lines(), _LOG.propagate
-    _LOG.addHandler(handler)
-    _LOG.propagate = False
-    try:
-        yield
     finally:
-        _LOG.removeHandler(handler)
-        _LOG.propagate = before
+        _LOG.removeHandler(lines)
 
 
 def _program(options: argparse.Namespace) -> lp.Program:
@@ -131,14 +115,43 @@ def environments(
         kind: tuple(f"127.0.0.1:{ports.choose()}" for _ in range(count))
         for kind, count in counts.items()
     }
-    worker_gpus = gpus.shares(num_workers)
+    worker_gpus = shares(num_workers)
     return {
         (kind, index): {"TF_CONFIG": cluster.Cluster(places, kind, index).to_json()}
         # Only workers compute on GPUs.
-        | (worker_gpus[index] if kind == "worker" else gpus.hidden())
+        | (worker_gpus[index] if kind == "worker" else {gpus.VISIBLE: ""} if gpus.visible() else {})
         for kind, count in counts.items()
         for index in range(count)
     }
+
+
+def shares(num_workers: int) -> list[dict[str, str]]:
+    """Divides the GPUs that this process may use among the workers of a job.
+
+    All workers get the same number of GPUs, because each runs one replica per GPU. Remaining GPUs
+    are not used.
+
+    Args:
+      num_workers: number of workers on this machine.
+
+    Returns:
+      The environment variables to add for each worker; none on a machine without GPUs.
+
+    Raises:
+      ConfigError: if there are GPUs, but fewer than workers.
+    """
+    visible = gpus.visible()
+    if not visible:
+        return [{} for _ in range(num_workers)]
+    each = len(visible) // num_workers
+    if not each:
+        raise errors.ConfigError(
+            f"--workers: expected at most {len(visible)}, one for each GPU of this machine, got "
+            f"{num_workers}; set {gpus.VISIBLE}= to train on the CPU"
+        )
+    return [
+        {gpus.VISIBLE: ",".join(visible[i * each : (i + 1) * each])} for i in range(num_workers)
+    ]
 
 
 def _make_program(
@@ -177,17 +190,17 @@ def _parser() -> argparse.ArgumentParser:
         "python -m rl_replicator.jobs", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "--workers", type=_positive, help="number of workers to start on this machine"
+        "--workers", type=_at_least(1), help="number of workers to start on this machine"
     )
     parser.add_argument(
         "--parameter-servers",
-        type=_natural,
+        type=_at_least(0),
         default=0,
         help="number of parameter servers; above 0, the job is asynchronous",
     )
     parser.add_argument(
         "--max-restarts",
-        type=_natural,
+        type=_at_least(0),
         default=5,
         help="restarts in a row before the job fails; 15 minutes without a failure reset the count",
     )
@@ -195,13 +208,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
-    return int(text)
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a number from {least}, got {text!r}")
+        return int(text)
 
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
-    return int(text)
+    return parse

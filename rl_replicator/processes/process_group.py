@@ -42,27 +42,28 @@ class ProcessGroup:
       pid: process id of the leader, and id of the group.
     """
 
-    def __init__(self, pid: int, guard: guards.Guard | None = None):
+    def __init__(self, pid: int):
         """Takes charge of a child process.
 
         Args:
           pid: process id of a child that leads a group.
-          guard: kills the group if this process dies; None for none.
         """
         self.pid = pid
-        self._guard = guard
+        self._guard: guards.Guard | None = None
         self._lock = threading.Lock()
         self._code: int | None = None
-        if guard is not None:
-            guard.watch(pid)
+
+    def guarded_by(self, guard: guards.Guard) -> None:
+        """Makes a guard kill the group if this process dies."""
+        self._guard = guard
+        guard.watch(self.pid)
 
     @classmethod
     def start(
         cls,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: IO[bytes],
-        guard: guards.Guard | None = None,
+        output: IO[bytes] | int,
     ) -> ProcessGroup:
         """Starts a command. The kernel kills it when the calling thread ends.
 
@@ -72,8 +73,7 @@ class ProcessGroup:
         Args:
           command: the command and its arguments.
           environment: all environment variables except `signals.SUPERVISED`, which is added.
-          output: file for both standard output and standard error.
-          guard: see the constructor.
+          output: file or descriptor for both standard output and standard error.
 
         Raises:
           OSError: if this machine cannot start another process.
@@ -89,7 +89,7 @@ class ProcessGroup:
             start_new_session=True,
         )
         process.returncode = 0  # Makes `subprocess` leave reaping to this class.
-        return cls(process.pid, guard)
+        return cls(process.pid)
 
     @property
     def is_stopped(self) -> bool:

@@ -31,7 +31,7 @@ from tests.agents.fixed_samples import make_spec
 
 _COUNT = os.environ.get("FUZZ_EXAMPLES")
 often = settings(
-    max_examples=int(_COUNT or 150),
+    max_examples=int(_COUNT or 60),
     deadline=None,
     derandomize=_COUNT is None,  # The same in every run of the suite.
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 
+from launchpad.launch import signal_handling
+
 import launchpad as lp
-from launchpad.engines import exit_signals as signal_handling
 
 
 class Note:

@@ -113,7 +113,10 @@ class UnpicklableError(Exception):
         self.lock = threading.Lock()
 
 
-def raise_unpicklable() -> None:
+def raise_unpicklable(recorder: Any = None) -> None:
+    """Raises an exception, as soon as the recorder says so."""
+    while recorder is not None and "fail" not in recorder.entries():
+        time.sleep(0.02)
     raise UnpicklableError(1, 2)
 
 
@@ -219,14 +222,6 @@ def ignore_stop(recorder: Any) -> None:
 
 def read_environment(name: str, recorder: Any) -> None:
     recorder.add((os.environ.get(name), os.environ.get("PYTHONPATH")))
-
-
-def talk_until_stop() -> None:
-    from launchpad import lifecycle as worker_manager
-
-    print("first line\nsecond line", flush=True)
-    worker_manager.get_worker_manager().wait_for_stop()
-    print("stopped", flush=True)
 
 
 def print_lines() -> None:

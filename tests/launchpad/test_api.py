@@ -11,9 +11,9 @@ import re
 import socket
 import sys
 import threading
-import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import pytest
@@ -21,7 +21,7 @@ import pytest
 import launchpad as lp
 from launchpad import lifecycle
 from launchpad.engines import serialization
-from launchpad.nodes import base, dereference
+from launchpad.nodes import base
 from launchpad.nodes import batching as courier_utils
 from tests.launchpad import programs
 from tests.waiting import wait_until
@@ -115,18 +115,17 @@ def test_courier_outside_of_a_program(courier):
         courier.Server(port=server.port)
     server.Stop()
     server.Join()
+    from courier.python import client as client_module
+    from courier.python import py_server
+
+    assert client_module.Client is courier.Client and py_server.Server is courier.Server
+    of_object = courier_utils.make_courier_server(Adder(), "name", thread_pool_size=2)
+    of_object.Start()
+    assert courier.list_methods(courier.Client(of_object.address)) == ["add"]
+    of_object.Stop()
     gone = courier.Client(server.address, wait_for_ready=False, call_timeout=60)
     with pytest.raises(courier.StatusNotOk):
         gone.add(1, 2)
-
-
-def test_a_courier_server_of_an_object(courier):
-    server = courier_utils.make_courier_server(Adder(), "name", thread_pool_size=2)
-    server.Start()
-    assert server.has_started and courier.list_methods(courier.Client(server.address)) == ["add"]
-    with pytest.raises(OSError, match="is taken"):
-        courier_utils.make_courier_server(Adder(), port=server.port)
-    server.Stop()
 
 
 @attrs.frozen
@@ -137,31 +136,6 @@ class Attributes:
 @dataclasses.dataclass(frozen=True)
 class Fields:
     inner: object
-
-
-def test_handles_are_found_in_every_structure():
-    handle = lp.CourierNode(dict).create_handle()
-    inside = {"a": [Attributes((handle,)), Fields(types.MappingProxyType({"b": handle}))]}
-    node = lp.PyNode(print, inside, other=lp.Deferred(print, handle))
-    assert node.input_handles == [handle] * 3
-
-    found = dereference.map_tree(lambda leaf: 7 if leaf is handle else leaf, inside)
-    assert found == {"a": [Attributes((7,)), Fields(types.MappingProxyType({"b": 7}))]}
-    assert inside["a"][0].inner == (handle,)  # It was copied.
-
-
-def test_a_function_may_be_added_twice_and_a_server_once():
-    program = lp.Program("twice")
-    node = lp.PyNode(print)
-    with program.group("function"):
-        assert program.current_group == "function"
-        program.add_node(node)
-        program.add_node(node)
-    assert program.current_group is None and program.groups == {"function": [node, node]}
-    server = lp.CourierNode(dict)
-    program.add_node(server, label="server")
-    with pytest.raises(ValueError, match="can have one server only; make another node"):
-        program.add_node(server, label="server")
 
 
 @pytest.mark.parametrize(
@@ -210,13 +184,9 @@ def test_a_function_added_twice_runs_twice(tmp_path):
     manager.wait(["function"])  # Upstream's first argument.
     assert (tmp_path / "entries").read_text() == "ran\nran\n"
     manager.cleanup_after_test(unittest.TestCase())
-
-
-def test_a_failed_node_fails_the_test_that_cleans_up():
-    program = lp.make_program(lp.PyNode(lambda: [][0]))
-    manager = lp.launch(program, "test_mt")
+    failing = lp.launch(lp.make_program(lp.PyNode(lambda: [][0])), "test_mt")
     with pytest.raises(AssertionError, match="IndexError"):
-        manager.cleanup_after_test(unittest.TestCase())
+        failing.cleanup_after_test(unittest.TestCase())
 
 
 def test_a_failure_that_was_caught_is_not_raised_again():
@@ -304,25 +274,8 @@ def test_a_launch_overrides_addresses_that_were_bound_by_hand(launch_type):
     assert recorder.dereference().address == by_hand
 
 
-def test_nodes_that_do_not_pickle(tmp_path):
-    bad, good = lp.PyNode(print, threading.Lock()), lp.PyNode(lambda: 5)
-    for check in (
-        lambda: serialization.check_nodes_are_serializable("actor", [good, bad]),
-        lambda: serialization.serialize_nodes(str(tmp_path / "bad"), "actor", [bad]),
-    ):
-        with pytest.raises(RuntimeError, match="label 'actor' were not serializable"):
-            check()
-    serialization.serialize_nodes(str(tmp_path / "good"), "actor", [good])
-    (function,) = pickle.loads((tmp_path / "good").read_bytes())
-    assert function() == 5
-    with pytest.raises(TypeError, match="lp.Deferred"):
-        lp.launch(lp.make_program(bad), "test_mt", serialize_py_nodes=True)
-
-
 def test_arguments_of_upstream(caplog, tmp_path):
     program, _ = programs.recorder_program(tmp_path / "entries")
-    with pytest.raises(ValueError, match="expected terminal to be one of .*, got 'vt100'"):
-        lp.launch(program, "test_mt", terminal="vt100")
     caplog.set_level(logging.WARNING, "launchpad")
     manager = lp.launch(
         program,
@@ -338,11 +291,6 @@ def test_arguments_of_upstream(caplog, tmp_path):
     assert client._connection.timeout is None  # No deadline, as in upstream.
 
 
-def test_there_is_no_worker_manager_outside_of_a_program():
-    with pytest.raises(RuntimeError):
-        lifecycle.get_worker_manager()
-
-
 def test_the_launching_process_has_the_worker_manager_of_its_program():
     program, _ = programs.recorder_program()
     manager = lp.launch(program, "test_mt")
@@ -350,21 +298,88 @@ def test_the_launching_process_has_the_worker_manager_of_its_program():
     manager.wait()
 
 
-def test_stop_handlers_outside_of_a_program_do_nothing():
-    lp.register_stop_handler(print)
+def test_what_launch_refuses():
+    program, _ = programs.recorder_program()
+    locked = lp.make_program(lp.PyNode(print, threading.Lock()))
+    types = "^expected launch_type to be one of 'local_mt', .*'ray', got {}; use"
+    policy, resources = {"recorder": 3}, {"recorder": {}}
+    one = {"recorder": lp.PythonProcess(args={"lp_termination_notice_secs": "six"})}
+    for error, told, first, engine, kwargs in (
+        (ValueError, types.format("'nosuch'"), program, "nosuch", {}),
+        (ValueError, types.format("'vertex_ai'"), program, "vertex_ai", {}),
+        (ValueError, types.format("3"), program, 3, {}),
+        (ValueError, r"expected a program, or several, got \[\]", [], "test_mt", {}),
+        (ValueError, "no nodes", lp.Program("empty"), "test_mt", {}),
+        (ValueError, "terminal to be one of .*, got 'vt100'", program, None, {"terminal": "vt100"}),
+        (ValueError, "only for launch_type='ray'", program, "test_mp", {"address": "host:1"}),
+        (ValueError, "flag --lp_term", program, "test_mp", {"local_resources": one}),
+        (TypeError, r"\['recorder'\] is a int; e", program, None, {"restart_policies": policy}),
+        (ValueError, "names .'a'.*'rec", program, None, {"restart_policies": {"a": None}}),
+        (TypeError, r"\['recorder'\] is a dict; e", program, None, {"local_resources": resources}),
+        (TypeError, r"node node/0 can't be sent.*lp\.Deferred", locked, "test_mp", {}),
+        (
+            RuntimeError,  # As upstream.
+            r"label 'node' were not serializable: node node/0.*lp\.Deferred",
+            locked,
+            None,
+            {"serialize_py_nodes": True},
+        ),
+    ):
+        with pytest.raises(error, match=told):
+            lp.launch(first, engine or "test_mt", **kwargs)
+    for wrong in ({"gpus": 1.5}, {"cpus": -1}, {"threads": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+            lp.PythonProcess(**wrong)
+    with pytest.raises(RuntimeError):
+        lifecycle.get_worker_manager()
+    lp.register_stop_handler(print)  # It does nothing outside of a program.
     lp.unregister_stop_handler(print)
 
 
-def test_a_restart_policy_is_one():
-    program, _ = programs.recorder_program()
-    told = r"^restart_policies\['recorder'\] is a int; expected a lp.RestartPolicy$"
-    with pytest.raises(TypeError, match=told):
-        lp.launch(program, "test_mt", restart_policies={"recorder": 3})
+def test_functions_of_nodes_are_written_to_a_file(tmp_path):
+    serialization.serialize_nodes(str(tmp_path / "good"), "actor", [lp.PyNode(lambda: 5)])
+    (function,) = pickle.loads((tmp_path / "good").read_bytes())
+    assert function() == 5
 
 
-@pytest.mark.parametrize("launch_type", ["nosuch", "vertex_ai", 3])
-def test_launch_types_that_do_not_exist_here(launch_type):
-    program = lp.Program("none")
-    message = f"^expected launch_type to be one of 'local_mt', .*'ray', got {launch_type!r}; use"
-    with pytest.raises(ValueError, match=message):
-        lp.launch(program, launch_type=launch_type)
+class _Ping(base.Handle):
+    connected = None
+
+    def connect(self, node, label):
+        self.connected = (node, label)
+
+    def dereference(self):
+        return "pong"
+
+
+class _OwnNode(base.Node):
+    """A kind of node as users of upstream write them."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def create_handle(self):
+        return self._track_handle(_Ping())
+
+    @staticmethod
+    def to_executables(nodes, label, launch_context):
+        return [functools.partial(node.path.write_text, label) for node in nodes]
+
+
+def test_own_kinds_of_nodes_and_handles(tmp_path):
+    node = _OwnNode(tmp_path / "label")
+    handle = node.create_handle()
+    user = lp.PyNode(lambda text: (tmp_path / "text").write_text(text), handle)
+    assert lp.launch(lp.make_program(node, user), "test_mt").wait(timeout=60)
+    assert handle.connected == (user, "node")
+    assert (tmp_path / "label").read_text() == "node" and (tmp_path / "text").read_text() == "pong"
+
+
+def test_an_object_that_has_every_attribute_is_served():
+    """And upstream's arguments of a server are accepted."""
+    node = lp.CourierNode(mock.Mock, courier_kwargs={"name": "x"})
+    handle = node.create_handle()
+    manager = lp.launch(lp.make_program(node), "test_mt")
+    assert manager.resolve(handle).reset_mock() is None
+    manager.stop_and_wait()

@@ -1,19 +1,53 @@
-"""The control channel between a launcher and a node, when one of them is stopped."""
+"""The control channel between a launcher and a node, when one of them is stopped or ends."""
 
 from __future__ import annotations
 
-import array
-import fcntl
 import socket
-import termios
 import threading
 import time
+import types
 
 import pytest
 
+import launchpad as lp
+from launchpad import errors
 from launchpad.engines import channel as lp_channel
+from launchpad.engines import member as lp_member
+from tests.waiting import wait_until
 
-_LONG = "x" * 100_000
+_DEATH = errors.ExceptionRecord(errors.PROCESS_DIED, "ended with status 1", "")
+_RAISED = errors.ExceptionRecord.of(ValueError("why it ended"))
+
+
+class _Worker(lp_channel.RemoteWorker):
+    """Counts how often it was killed; `ended` has how it ended."""
+
+    def __init__(self):
+        self.ended, self.num_kills = [], 0
+        supervisor = types.SimpleNamespace(
+            post_failing=lambda worker, record: None,
+            post_ended=lambda worker, record: self.ended.append(record),
+        )
+        super().__init__(lp_member.Member("node", 0, lp.PyNode(print)), supervisor)
+
+    def start(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.num_kills += 1
+        self.report_end(_DEATH)  # The thread that waits for the process notices immediately.
+
+
+class _LateChannel(lp_channel.Channel):
+    """A channel whose reader gets no processor time before `may_read` is set."""
+
+    def __init__(self, connection: socket.socket):
+        super().__init__(connection)
+        self.may_read = threading.Event()
+
+    def receive(self):
+        assert self.may_read.wait(60)
+        return super().receive()
 
 
 @pytest.fixture
@@ -22,87 +56,65 @@ def pair():
     launcher, node = socket.socketpair()
     for end in (launcher, node):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel uses its minimum.
+    node.settimeout(60)
     yield launcher, node
     launcher.close()
     node.close()
 
 
-def _beat_until_full(channel: lp_channel.Channel) -> int:
-    """Sends heartbeats that nobody reads; returns how many fitted before one was dropped."""
-    for count in range(1000):
-        before = _num_unread(channel)
-        assert channel.send_or_drop("heartbeat")
-        if _num_unread(channel) == before:
-            return count
-    raise AssertionError("expected a socket that fills up")
-
-
-def _num_unread(channel: lp_channel.Channel) -> int:
-    """Returns how much data the kernel holds that the peer has not read."""
-    found = array.array("i", [0])
-    fcntl.ioctl(channel._connection.fileno(), termios.TIOCOUTQ, found)
-    return found[0]
-
-
 def test_a_launcher_that_was_stopped_hears_of_all_that_happened_meanwhile(pair):
-    """After a stop of any length, it finds the buffer full and the nodes still alive."""
     launcher, node = (lp_channel.Channel(end) for end in pair)
-    count = _beat_until_full(node)
-    assert count > 0
-    for _ in range(100):
-        assert node.send_or_drop("heartbeat"), "the launcher is stopped, and not gone"
-    told = []
-
-    def tell() -> None:
-        told.append([node.send("state", "finished"), node.send("failed", _LONG)])
-
-    telling = threading.Thread(target=tell, daemon=True)
+    sent = [("state", str(number), "x" * 1000) for number in range(1000)]
+    telling = threading.Thread(target=lambda: [node.send(*each) for each in sent], daemon=True)
     telling.start()
-    time.sleep(lp_channel.LAUNCHER_PATIENCE_SECS + 1.0)
-    assert not told, "a message waits for the launcher"
-    begun = time.monotonic()
-    assert node.send_or_drop("heartbeat")
-    assert time.monotonic() - begun < 30, "a sign of life waits for nobody"
-    received = [launcher.receive() for _ in range(count + 2)]
-    assert received == [("heartbeat",)] * count + [("state", "finished"), ("failed", _LONG)]
-    telling.join(60)
-    assert told == [[True, True]]
-    assert node.send_or_drop("heartbeat")
-    assert launcher.receive() == ("heartbeat",)
-
-
-def test_a_frozen_node_delays_its_launcher_once_and_loses_nothing(pair):
-    launcher, node = lp_channel.Channel(pair[0], 0.2), lp_channel.Channel(pair[1])
-    sent = [("address", str(number), _LONG if number == 7 else "host") for number in range(1000)]
-    begun = time.monotonic()
-    assert all(launcher.send(*message) for message in sent)
-    assert time.monotonic() - begun < 60
-    received: list[tuple] = []
-
-    def read() -> None:
-        while received[-1:] != [("stop",)]:
-            received.append(node.receive())
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    deadline = time.monotonic() + 60
-    while _num_unread(launcher) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(received) < len(sent)
-    assert launcher.send("stop")
-    reading.join(60)
-    assert received == [*sent, ("stop",)]
-
-
-def test_a_peer_that_is_gone_ends_every_wait(pair):
-    node = lp_channel.Channel(pair[1])
-    _beat_until_full(node)
-    ended = []
-    sending = threading.Thread(target=lambda: ended.append(node.send("stop")), daemon=True)
-    sending.start()
     time.sleep(0.2)
-    pair[0].close()
-    sending.join(60)
-    assert ended == [False]
-    assert not node.send_or_drop("heartbeat") and not node.send("stop")
-    assert node.receive() is None
+    assert telling.is_alive(), "a message waits for the launcher"
+    assert [launcher.receive() for _ in sent] == sent
+    pair[0].shutdown(socket.SHUT_RDWR)
+    telling.join(60)
+    assert not node.send("heartbeat") and node.receive() is None
+
+
+def test_a_frozen_node_holds_up_nobody_and_gets_all_once_it_reads(pair):
+    worker = _Worker()
+    worker.send_address("early", "host:1")  # It is not attached yet.
+    worker.attach(lp_channel.Channel(pair[0]))
+    for number in range(1000):
+        worker.send_address(str(number), "host" * 1000)
+    worker.notify_stop()
+    node, received = lp_channel.Channel(pair[1]), []
+    while received[-1:] != [("stop",)]:
+        received.append(node.receive())
+    assert received[:2] == [("begin",), ("address", "early", "host:1")] and len(received) == 1003
+    worker.close()
+
+
+@pytest.mark.parametrize("is_inherited", [False, True])
+def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(pair, monkeypatch, is_inherited):
+    """Otherwise, a node that raised would be restarted as if its process had died."""
+    monkeypatch.setattr(lp_channel, "_ARRIVAL_SECS", 0.05)
+    channel, worker = _LateChannel(pair[0]), _Worker()
+    worker.attach(channel)
+    assert lp_channel.Channel(pair[1]).send("failed", _RAISED)
+    if not is_inherited:  # Else a process that outlives the node holds the socket.
+        pair[1].close()
+    threading.Timer(0.3, channel.may_read.set).start()
+    worker.report_end(_DEATH)
+    assert worker.ended == [_RAISED]
+    worker.close()
+
+
+def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor(pair):
+    """The connection of a lost machine stays open but silent; the time frozen is no life."""
+    worker = _Worker()
+    worker.attach(lp_channel.Channel(pair[0]))
+    begun = time.monotonic()
+    for _ in range(3):  # Repeatedly, as before the supervisor learns of its end.
+        worker.end_frozen(61.0)
+    assert time.monotonic() - begun < 0.9
+    wait_until(lambda: worker.ended)
+    assert worker.num_kills == 1
+    assert [(each.message, each.stuck_secs) for each in worker.ended] == [
+        ("no sign of life for 61 s; killed", 61.0)
+    ]
+    worker.close()

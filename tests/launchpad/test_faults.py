@@ -15,8 +15,6 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
-from launchpad.engines import failures, processes
-from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import guard
 from tests.launchpad import programs
@@ -113,27 +111,6 @@ def test_a_stuck_node_ends_a_program_of_threads(tmp_path):
         manager.wait(timeout=100)
 
 
-@pytest.mark.parametrize(("stuck_secs", "count"), [(0.0, 1), (300.0, 2)])
-def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
-    """Otherwise a node that always gets stuck at the same place would be restarted forever."""
-    member = lp_member.Member("actor", 0, lp.PyClassNode(_Stuck, ""))
-    member.restart_policy = lp.RestartPolicy(max_restarts=2, reset_after_secs=300.0)
-    record = errors.ExceptionRecord.of_stuck(ValueError("it is stuck"), stuck_secs)
-    for now in (310.0, 620.0):
-        failures.count_restart(member, record, now)
-        member.started_at = now
-    assert f"{count} of 2" in member.restarts.progress()
-
-
-def test_inherited_output_does_not_hold_up_the_supervisor(family, monkeypatch):
-    manager, incarnations = family
-    ((node, _),) = wait_until(lambda: incarnations(1))
-    monkeypatch.setattr(processes, "_OUTPUT_SECS", 120.0)
-    os.kill(node, signal.SIGKILL)
-    manager._supervisor.post_awaited()
-    wait_until(lambda: incarnations(2))
-
-
 @pytest.mark.processes
 def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
     path = tmp_path / "pids"
@@ -156,18 +133,15 @@ class _Lingering:
 
 
 @pytest.mark.processes
-def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(capfd):
+def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on():
     program = lp.Program("lingering")
     program.add_node(lp.PyClassNode(_Lingering), label="lingering")
-    policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.1)
-    manager = lp.launch(program, "test_mp", restart_policies={"lingering": policy})
+    manager = lp.launch(program, "test_mp", termination_notice_secs=300)
     try:
         with pytest.raises(lp.NodeFailedError, match="ValueError: it has failed"):
             manager.wait(timeout=60)
     finally:
         manager.kill()
-    assert [restart.reason for restart in manager.restarts] == ["ValueError: it has failed"]
-    assert "killed 5 s later: thread endless did not end" in capfd.readouterr().err
 
 
 class _Saving:
@@ -191,56 +165,16 @@ def _in_a_thread(save):
 
 
 @pytest.mark.processes
-def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path):
-    """Its exit handlers and threads have time until the end of the notice."""
+def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path, caplog):
+    """Its exit handlers and threads have time until the end of the notice; then it is killed."""
     program = lp.Program("saving")
     for name, begin in (("handler", atexit.register), ("thread", _in_a_thread)):
         program.add_node(lp.PyClassNode(_Saving, str(tmp_path / name), begin), label=name)
-    manager = lp.launch(program, "test_mp", termination_notice_secs=300)
-    assert manager.wait(timeout=100)
-    assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
-
-
-def _wait_for_a_condition(waits, saved):
-    """Waits to acquire a condition that another thread holds."""
-    condition, is_kept = threading.Condition(), threading.Event()
-
-    def keep():
-        with condition:
-            is_kept.set()
-            time.sleep(1000)
-
-    threading.Thread(target=keep, daemon=True).start()
-    is_kept.wait()
-    pathlib.Path(waits).touch()
-    try:
-        with condition:
-            pass
-    finally:
-        pathlib.Path(saved).touch()
-
-
-@pytest.mark.processes
-def test_a_node_that_waits_for_the_lock_of_a_condition_is_interrupted(tmp_path):
-    """In a process, a signal ends the wait before the node has the lock."""
-    waits, saved = tmp_path / "waits", tmp_path / "saved"
-    program = lp.Program("waiting")
-    program.add_node(lp.PyNode(_wait_for_a_condition, str(waits), str(saved)), label="waiting")
-    manager = lp.launch(program, "test_mp", termination_notice_secs=300)
-    wait_until(waits.exists)
-    manager.stop()
-    assert manager.wait(timeout=60)
-    assert saved.exists()
-
-
-@pytest.mark.processes
-def test_a_node_that_ended_well_is_killed_at_the_end_of_the_notice(caplog):
-    """That is not a failure."""
-    program = lp.Program("endless")
     program.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
-    manager = lp.launch(program, "test_mp", termination_notice_secs=1)
-    assert manager.wait(timeout=100)
-    assert "killed after 1 s: endless/0" in caplog.text
+    manager = lp.launch(program, "test_mp", termination_notice_secs=10)
+    assert manager.wait(timeout=100), "that is not a failure"
+    assert "killed after 10 s: endless/0" in caplog.text
+    assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
 
 
 class _Interrupting:
@@ -298,39 +232,7 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_launcher_that_ignores_its_children_learns_of_their_end(tmp_path):
-    """Its parent may have set SIGCHLD to be ignored; the kernel then keeps no exit status."""
-    program = lp.Program("ignored")
-    program.add_node(lp.PyClassNode(_Early, str(tmp_path / "begun")), label="early")
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        manager = lp.launch(program, "test_mp", termination_notice_secs=300)
-        try:
-            assert manager.wait(timeout=60)
-        finally:
-            manager.kill()
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-@pytest.mark.processes
-def test_an_error_of_the_thread_of_a_node_ends_the_program(tmp_path, monkeypatch):
-    def fail(self, channel):
-        raise ValueError("no channel")
-
-    monkeypatch.setattr(processes.ProcessWorker, "attach", fail)
-    program = lp.Program("early")
-    program.add_node(lp.PyClassNode(_Early, str(tmp_path / "begun")), label="early")
-    manager = lp.launch(program, "test_mp")
-    try:
-        with pytest.raises(lp.NodeFailedError, match="ValueError: no channel"):
-            manager.wait(timeout=60)
-    finally:
-        manager.kill()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_signal_stops_all_programs_and_the_script_with_its_own_loop(tmp_path, number):
     path = tmp_path / "ready"
     script = subprocess.Popen(
@@ -357,14 +259,13 @@ class _Mutual:
         return self._other
 
 
-@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
-def test_nodes_find_each_other_while_they_are_constructed(engine):
+def test_nodes_find_each_other_while_they_are_constructed():
     program = lp.Program("mutual")
     first, second = (lp.CourierNode(_Mutual, None) for _ in range(2))
     handles = [program.add_node(node, label="mutual") for node in (first, second)]
     first.configure(handles[1])
     second.configure(handles[0])
-    manager = lp.launch(program, engine)
+    manager = lp.launch(program, "test_mp")
     clients = [manager.resolve(handle) for handle in handles]
     assert [client.where() for client in clients] == [clients[1].address, clients[0].address]
     manager.stop_and_wait()
@@ -397,7 +298,7 @@ def test_a_stop_during_the_start_is_no_failure():
 
 def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
     ray = pytest.importorskip("ray")
-    from launchpad.engines.ray import worker
+    from launchpad.engines.ray import engine
 
     lost = (
         ray.exceptions.OutOfMemoryError("too much memory"),
@@ -405,5 +306,5 @@ def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
         ray.exceptions.LocalRayletDiedError(),
     )
     for error in lost:
-        assert worker._death(error).type_name == errors.PROCESS_DIED
-    assert worker._death(ValueError("own")).type_name == "ValueError"
+        assert engine._death(error).type_name == errors.PROCESS_DIED
+    assert engine._death(ValueError("own")).type_name == "ValueError"

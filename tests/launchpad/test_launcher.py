@@ -10,15 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import psutil
 import pytest
 
 import launchpad as lp
-from launchpad import errors
-from launchpad.engines import manager as lp_manager
-from launchpad.engines import serialization
 from tests.launchpad import programs
 
 _SCRIPT = pathlib.Path(__file__).with_name("launcher.py")
@@ -76,59 +72,18 @@ def _all_gone(processes: list[psutil.Process], timeout: float) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
-@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
-def test_the_end_of_the_script_waits_for_the_program(launch_script, engine):
-    launcher = launch_script(engine, "short")
-    status, output = launcher.finish(timeout=60)
-    assert (status, output) == (0, "")
-    assert len(launcher.lines()) == 2
-
-
 @pytest.mark.parametrize(
     ("engine", "scenario"),
-    [("local_mt", "fail"), ("local_mp", "fail"), ("local_mt", "fail-polled")],
+    [("local_mt", "fail-first"), ("local_mp", "fail-first"), ("local_mt", "fail-polled")],
 )
-def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine, scenario):
+def test_the_end_of_the_script_waits_for_all_and_tells_a_failure(launch_script, engine, scenario):
     launcher = launch_script(engine, scenario)
     status, output = launcher.finish(timeout=60)
     assert status == 1
     assert output.rstrip().splitlines()[-1].endswith("is broken")
     assert 'raise ValueError(f"worker {index} is broken")' in output
     assert "node worker/" in output
-
-
-@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
-def test_the_end_of_the_script_waits_for_programs_beside_one_that_failed(launch_script, engine):
-    launcher = launch_script(engine, "fail-first")
-    status, output = launcher.finish(timeout=60)
-    assert status == 1 and output.rstrip().splitlines()[-1].endswith("is broken")
-    assert launcher.lines().count("done") == 2
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_ctrl_c_at_the_end_of_the_script_stops_all_programs(monkeypatch, is_interrupted):
-    """Also as an exception: if another thread has launched them, nobody handles the signal."""
-    record = errors.ExceptionRecord.of(ValueError("the first is broken"))
-    error = KeyboardInterrupt() if is_interrupted else lp.NodeFailedError("node", 0, record)
-    told = []
-
-    def fail():
-        raise error
-
-    def manager(name, wait):
-        return types.SimpleNamespace(
-            is_test=False,
-            _is_settled=lambda: False,
-            stop=lambda: told.append(f"stop {name}"),
-            wait=wait,
-        )
-
-    managers = [manager("one", fail), manager("two", lambda: told.append("end"))]
-    monkeypatch.setattr(lp_manager, "_unfinished", managers)
-    monkeypatch.setattr(lp_manager, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None))
-    monkeypatch.setattr(lp_manager, "os", types.SimpleNamespace(_exit=told.append))
-    lp_manager._wait_for_all()
-    assert told == [*(["stop two"] if is_interrupted else []), "end", 1]
+    assert launcher.lines().count("done") == (2 if scenario == "fail-first" else 0)
 
 
 def test_classes_of_the_main_script_are_the_same_in_all_processes(launch_script):
@@ -152,8 +107,6 @@ def test_a_script_that_fails_stops_its_program(launch_script):
     ("engine", "number"),
     [
         ("local_mt", signal.SIGINT),
-        ("local_mt", signal.SIGTERM),
-        ("local_mp", signal.SIGINT),
         ("local_mp", signal.SIGTERM),
         ("local_mp", signal.SIGHUP),
         ("ray", signal.SIGTERM),
@@ -184,8 +137,9 @@ def test_a_signal_stops_programs_that_other_threads_have_launched(
     assert launcher.lines()[num_workers:] == ["saved"] * num_workers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
-@pytest.mark.parametrize("scenario", ["graceful", "graceful-waiting"])
+@pytest.mark.parametrize(
+    ("scenario", "number"), [("graceful", signal.SIGINT), ("graceful-waiting", signal.SIGQUIT)]
+)
 def test_a_script_that_exits_gracefully_stops_its_programs(launch_script, scenario, number):
     launcher = launch_script("local_mt", scenario)
     launcher.wait_for_start(3)
@@ -193,56 +147,6 @@ def test_a_script_that_exits_gracefully_stops_its_programs(launch_script, scenar
     status, output = launcher.finish(timeout=60)
     assert status == 0
     assert output.splitlines() == [f"{number.name} received, exiting", "the end"]
-
-
-@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
-    """For example, SIGHUP under nohup, and SIGINT in a command that a script starts with `&`."""
-    monkeypatch.setattr(lp_manager, "_taking_signals", [])
-    monkeypatch.setattr(lp_manager, "_old_handlers", {})
-    stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {ignored}
-    # Programs of other tests may have left handlers.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
-    before[ignored] = signal.signal(ignored, signal.SIG_IGN)
-    try:
-        supervisor = types.SimpleNamespace(done=threading.Event())
-        lp_manager.ProgramManager(supervisor, is_test=False).take_signals()
-        assert set(lp_manager._old_handlers) == stops
-        assert signal.getsignal(ignored) == signal.SIG_IGN
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("was_seen", [False, True])
-def test_a_script_that_was_stopped_itself_is_given_time_to_see_the_end(monkeypatch, was_seen):
-    def program(is_of_main_thread, end_was_seen):
-        supervisor = types.SimpleNamespace(done=threading.Event())
-        supervisor.done.set()
-        return types.SimpleNamespace(
-            _supervisor=supervisor,
-            _is_of_main_thread=is_of_main_thread,
-            _end_was_seen=end_was_seen,
-        )
-
-    manager = program(is_of_main_thread=True, end_was_seen=False)
-    # That another thread saw an end does not mean that the script's loop did.
-    other = program(is_of_main_thread=False, end_was_seen=True)
-    # Nor does it count that the script saw the end of a program before the signal.
-    earlier = program(is_of_main_thread=True, end_was_seen=True)
-    pauses, killed = [], []
-
-    def sleep(secs):
-        pauses.append(60.0 if not pauses else secs)  # Suspended; this thread resumes first.
-        manager._end_was_seen = was_seen and len(pauses) == 2
-
-    monkeypatch.setattr(lp_manager, "_taking_signals", [earlier, manager, other])
-    monkeypatch.setattr(lp_manager, "time", types.SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
-    lp_manager._deliver_again(signal.SIGTERM, [manager, other])
-    monkeypatch.undo()
-    assert killed == ([] if was_seen else [(os.getpid(), signal.SIGTERM)])
-    assert was_seen or sum(pauses[1:]) > 4.8
 
 
 @pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
@@ -262,7 +166,7 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
 
 @pytest.mark.parametrize(
     ("engine", "where"),
-    [("local_mt", "node"), ("local_mp", "node"), ("local_mp", "script"), ("local_mt", "chained")],
+    [("local_mp", "node"), ("local_mp", "script"), ("local_mt", "chained")],
 )
 def test_what_a_program_forks_ends_by_itself_and_by_signals(engine, where):
     """Forks inherit the handlers that keep launcher and nodes running, not what these wait for."""
@@ -332,8 +236,6 @@ def test_a_script_with_absl_flags(engine):
     ("words", "told"),
     [
         ("--word=hello -v --lp_termination_notice_secs 3", "3 1 hello"),
-        ("--word=hello -lp_termination_notice_secs=3 --number=4", "3 4 hello"),
-        ("-v --lp_termination_notice_secs=short", "flag --lp_termination_notice_secs=short"),
         ("-v --word=hello --number=four", "flag --number=four"),
         ("--number=4", "Flag --word must have a value"),
     ],
@@ -367,26 +269,26 @@ lp.launch(lp.make_program(lp.PyNode(node)))
     assert done.returncode == (0 if is_read else 1)
 
 
-def test_flags_that_a_node_can_not_read_are_told(monkeypatch):
-    monkeypatch.setattr(serialization, "dump_args", lambda args: b"no pickle")
-    program, _ = programs.recorder_program()
-    with pytest.raises(lp.NodeFailedError, match="node recorder/0 failed: .*UnpicklingError"):
-        lp.launch(program, "test_mp").wait(timeout=90)
-
-
-def test_environment_and_output_of_processes(tmp_path, capfd):
+@pytest.mark.parametrize("terminal", [None, "output_to_files"])
+def test_environment_and_output_of_processes(tmp_path, monkeypatch, capfd, caplog, terminal):
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
     program, recorder = programs.recorder_program(tmp_path / "entries")
-    with program.group("reader"):
-        program.add_node(lp.PyNode(programs.read_environment, "DEMO", recorder))
-    with program.group("printer"):
-        program.add_node(lp.PyNode(programs.print_lines))
-    resources = {"reader": lp.PythonProcess(env={"DEMO": 3})}
-    lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
-    expected = ("3", os.environ.get("PYTHONPATH"))
+    program.add_node(lp.PyNode(programs.read_environment, "DEMO", recorder), label="reader")
+    program.add_node(lp.PyNode(programs.print_lines), label="printer")
+    resources = {"reader": lp.PythonProcess(env={"DEMO": "7"})}
+    lp.launch(program, "test_mp", local_resources=resources, terminal=terminal).wait(timeout=60)
+    expected = ("7", os.environ.get("PYTHONPATH"))
     assert (tmp_path / "entries").read_text() == f"{expected}\n"
     out, err = capfd.readouterr()
-    assert out == "[printer/0] first line\n[printer/0] second line\n"
-    assert err == "[printer/0] unfinished\n"
+    if terminal is None:
+        assert out == "[printer/0] first line\n[printer/0] second line\n"
+        assert err == "[printer/0] unfinished\n"
+        return
+    (directory,) = (tmp_path / "logs").iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    lines = (directory / "printer_0.log").read_text().splitlines()
+    assert sorted(lines) == ["first line", "second line", "unfinished"] and not out
+    assert f"the output of the nodes goes to {directory}" in caplog.text
 
 
 def test_a_thread_that_may_belong_to_two_programs_stops_neither():
@@ -432,20 +334,3 @@ def test_a_thread_that_may_belong_to_two_programs_stops_neither():
     stop()  # One program is left.
     assert one.wait(timeout=60)
     assert len(told) == 1
-
-
-def test_launch_refuses_what_it_can_not_do():
-    program, _ = programs.recorder_program()
-    with pytest.raises(ValueError, match=r"vertex_ai.*use one of"):
-        lp.launch(program, "vertex_ai")
-    with pytest.raises(ValueError, match=r"expected a program, or several, got \[\]"):
-        lp.launch([], "test_mt")
-    with pytest.raises(ValueError, match="no nodes"):
-        lp.launch(lp.Program("empty"), "test_mt")
-    import threading
-
-    program.add_node(lp.PyNode(print, threading.Lock()), label="locked")
-    with pytest.raises(TypeError, match=r"node locked/0 can't be sent.*lp\.Deferred"):
-        lp.launch(program, "test_mp")
-    with pytest.raises(TypeError, match=r"node locked/0 can't be sent.*lp\.Deferred"):
-        lp.launch(program, "test_mt", serialize_py_nodes=True)

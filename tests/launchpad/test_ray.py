@@ -18,9 +18,10 @@ import pytest
 
 import launchpad as lp
 from launchpad.engines import channel as lp_channel
-from launchpad.engines.ray import cluster, control, guard, shipping
+from launchpad.engines.ray import cluster, control, guard
 from rl_replicator.processes import ports
 from tests.launchpad import programs
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -38,8 +39,7 @@ def test_a_switchboard_hears_only_those_with_secret_and_key(switchboard):
             control.call(switchboard.address, secret, shown)
     assert calls == []
     node = control.call(switchboard.address, b"t" * 32, key)
-    while not calls:
-        time.sleep(0.01)
+    wait_until(lambda: calls)
     channel, pid = calls[0]
     assert pid == os.getpid()
     node.send("state", "running")
@@ -76,25 +76,9 @@ def test_a_launcher_that_does_not_answer_is_no_stranger(monkeypatch):
             control.call(address, b"t" * 32, b"k" * 16)
 
 
-def test_an_unreachable_launcher_is_named():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = unused.getsockname()
-        with pytest.raises(ConnectionError, match=rf"launcher at 127\.0\.0\.1:{address[1]} can't"):
-            control.call(address, b"t" * 32, b"k" * 16)
-
-
-@pytest.mark.parametrize("address", ["auto", "local", "ray://host:10001", "host", "host:"])
+@pytest.mark.parametrize("address", ["auto", "ray://host:10001", "host:", "[::1]:6379"])
 def test_addresses_that_are_not_understood(address):
     with pytest.raises(ValueError, match="expected 'host:port'"):
-        cluster.acquire(address)
-
-
-@pytest.mark.parametrize("address", ["[::1]:6379", "fd00::2:6379"])
-def test_clusters_with_ipv6_are_refused(address):
-    with pytest.raises(
-        ValueError, match="expected the IPv4 address .*, got an IPv6 address; start"
-    ):
         cluster.acquire(address)
 
 
@@ -160,12 +144,6 @@ def test_every_connection_has_its_own_token_and_network(tmp_path):
     assert done.stdout.strip() == f"[{own}, {other}, {own}]", done.stderr
 
 
-def test_own_code_is_shipped_and_installed_code_is_not():
-    places = {pathlib.Path(path).name for path in shipping.own_modules()}
-    assert {"launchpad", "tests"} <= places
-    assert not places & {"grpc", "pytest", "json", "ray"}
-
-
 def test_own_code_in_the_directory_of_an_environment_is_shipped(tmp_path, monkeypatch):
     paths = {**sysconfig.get_paths(), "data": str(tmp_path)}
     monkeypatch.setattr(sysconfig, "get_paths", lambda *_: paths)
@@ -176,15 +154,10 @@ def test_own_code_in_the_directory_of_an_environment_is_shipped(tmp_path, monkey
         module = types.ModuleType(file.stem)
         module.__file__ = str(file)
         monkeypatch.setitem(sys.modules, file.stem, module)
-    assert str(own) in shipping.own_modules()
-    assert str(installed) not in shipping.own_modules()
-
-
-def test_what_does_not_fit_is_refused_at_once(ray_connection):
-    program, _ = programs.recorder_program()
-    resources = {"recorder": lp.PythonProcess(cpus=4096)}
-    with pytest.raises(ValueError, match="node recorder/0 asks for 4096 CPUs.*127.0.0.1: "):
-        lp.launch(program, "ray", local_resources=resources)
+    assert str(own) in cluster.own_modules()
+    assert str(installed) not in cluster.own_modules()
+    places = {pathlib.Path(path).name for path in cluster.own_modules()}
+    assert {"launchpad", "tests"} <= places and not places & {"grpc", "pytest", "json", "ray"}
 
 
 def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connection):
@@ -219,11 +192,9 @@ def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
     program, _ = programs.recorder_program()
     program.add_node(lp.PyNode(programs.print_lines), label="printer")
     assert lp.launch(program, "ray").wait(timeout=60)
-    out, deadline = "", time.monotonic() + 60
-    while "second line" not in out and time.monotonic() < deadline:
-        time.sleep(0.1)
-        out += capfd.readouterr().out
-    lines = [line for line in out.splitlines() if line.startswith("(printer/0 pid=")]
+    said = []
+    wait_until(lambda: said.append(capfd.readouterr().out) or "second line" in "".join(said))
+    lines = [line for line in "".join(said).splitlines() if line.startswith("(printer/0 pid=")]
     assert [line.partition(") ")[2] for line in lines] == ["first line", "second line"]
 
 
@@ -276,7 +247,7 @@ ports.SILENCE_SECONDS = float(sys.argv[2])
 channel = control.call((sys.argv[4], int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
 
 def beat():
-    while channel.send_or_drop("heartbeat"):
+    while channel.send("heartbeat"):
         time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()
@@ -294,9 +265,7 @@ def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
     command = ["ip", "netns", "exec", name, sys.executable, "-c", _NODE_ON_ANOTHER_HOST]
     node = subprocess.Popen([*command, str(board.address[1]), "3", key.hex(), here])
     try:
-        deadline = time.monotonic() + 60
-        while not calls and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: calls)
         (channel,) = calls
         assert channel.receive() == ("heartbeat",)
         began = time.monotonic()

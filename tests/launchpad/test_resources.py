@@ -7,9 +7,8 @@ import os
 import pytest
 
 import launchpad as lp
-from launchpad.engines import local_placement as processes
 from launchpad.engines import member as lp_member
-from launchpad.engines.ray import placement as ray
+from launchpad.engines import placement
 from tests.launchpad import programs
 
 
@@ -21,29 +20,10 @@ def _members(**groups: list[lp.PythonProcess]) -> list[lp_member.Member]:
     ]
 
 
-def test_resources_are_checked():
-    assert lp.PythonProcess(threads=2, env={"OMP_NUM_THREADS": 3}).environment() == {
-        "OMP_NUM_THREADS": "3",
-        "TF_NUM_INTRAOP_THREADS": "2",
-        "TF_NUM_INTEROP_THREADS": "2",
-    }
-    with pytest.raises(ValueError, match=r"gpus=1\.5: expected"):
-        lp.PythonProcess(gpus=1.5)
-    with pytest.raises(ValueError, match="cpus=-1"):
-        lp.PythonProcess(cpus=-1)
-    with pytest.raises(ValueError, match="threads=0"):
-        lp.PythonProcess(threads=0)
-    program, _ = programs.recorder_program()
-    with pytest.raises(TypeError, match=r"local_resources\['recorder'\] is a dict; expected"):
-        lp.launch(program, "test_mt", local_resources={"recorder": {}})
-    with pytest.raises(ValueError, match="only for launch_type='ray'"):
-        lp.launch(program, "test_mp", address="127.0.0.1:6379")
-
-
 def test_processes_share_the_gpus_of_the_machine(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     part, whole = lp.PythonProcess(gpus=0.5), lp.PythonProcess(gpus=1)
-    found = processes.environments(
+    found = placement.environments(
         _members(
             actor=[part, part],
             learner=[lp.PythonProcess(gpus=2)],
@@ -60,29 +40,31 @@ def test_processes_share_the_gpus_of_the_machine(monkeypatch):
         "free/0": None,
     }
     with pytest.raises(ValueError, match=r"learner/3 asks for 1 GPUs, and of the 3 .* 0 are left"):
-        processes.environments(_members(learner=[whole] * 4))
+        placement.environments(_members(learner=[whole] * 4))
     with pytest.raises(ValueError, match="asks for 4096 CPUs"):
-        processes.environments(_members(big=[lp.PythonProcess(cpus=4096)]))
+        placement.environments(_members(big=[lp.PythonProcess(cpus=4096)]))
 
 
 @pytest.mark.parametrize("parts", [(0.9, 0.1), (0.7, 0.2, 0.1), [1 / 7] * 7])
 def test_parts_of_a_gpu_may_add_up_to_all_of_it(monkeypatch, parts):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     nodes = [lp.PythonProcess(gpus=part) for part in parts]
-    found = processes.environments(_members(node=nodes))
+    found = placement.environments(_members(node=nodes))
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found.values()] == ["3"] * len(parts)
     with pytest.raises(ValueError, match=r"asks for 0\.001 GPUs, and of the 1 .* 0 are left"):
-        processes.environments(_members(node=[*nodes, lp.PythonProcess(gpus=0.001)]))
+        placement.environments(_members(node=[*nodes, lp.PythonProcess(gpus=0.001)]))
 
 
-_CLUSTER = [ray.Machine("a", "10.0.0.1", 4, 0), ray.Machine("b", "10.0.0.2", 2, 1)]
+_CLUSTER = [placement.Machine("a", "10.0.0.1", 4, 0), placement.Machine("b", "10.0.0.2", 2, 1)]
 
 
 def test_what_fits_on_no_machine_is_refused():
     fitting = _members(learner=[lp.PythonProcess(gpus=1)], actor=[lp.PythonProcess(cpus=4)])
-    assert ray.place(fitting, _CLUSTER, can_grow=False) == {}
+    assert placement.place(fitting, _CLUSTER, can_grow=False) == {}
     with pytest.raises(ValueError, match="and no machine") as caught:
-        ray.place(_members(learner=[lp.PythonProcess(cpus=3, gpus=1)]), _CLUSTER, can_grow=True)
+        placement.place(
+            _members(learner=[lp.PythonProcess(cpus=3, gpus=1)]), _CLUSTER, can_grow=True
+        )
     assert str(caught.value) == (
         "node learner/0 asks for 3 CPUs and 1 GPUs, and no machine of the cluster has them "
         "(10.0.0.1: 4 CPUs, 0 GPUs; 10.0.0.2: 2 CPUs, 1 GPUs): lower local_resources, or add a "
@@ -90,17 +72,17 @@ def test_what_fits_on_no_machine_is_refused():
     )
     many = _members(actor=[lp.PythonProcess(cpus=2)] * 4)
     with pytest.raises(ValueError, match="asks for 8 CPUs and 0 GPUs in all, and this Ray has 6"):
-        ray.place(many, _CLUSTER, can_grow=False)
-    ray.place(many, _CLUSTER, can_grow=True)  # They wait for the cluster to grow.
+        placement.place(many, _CLUSTER, can_grow=False)
+    placement.place(many, _CLUSTER, can_grow=True)  # They wait for the cluster to grow.
     parts = _members(actor=[lp.PythonProcess(gpus=part) for part in (0.05, 0.55, 0.3, 0.1)])
-    ray.place(parts, _CLUSTER, can_grow=False)  # Naively summed, they exceed 1 by rounding.
+    placement.place(parts, _CLUSTER, can_grow=False)  # Naively summed, they exceed 1 by rounding.
 
 
 def test_colocations_go_to_one_machine_each():
     members = _members(one=[lp.PythonProcess(cpus=1)] * 2, two=[lp.PythonProcess(cpus=1)] * 2)
     for member in members:
         member.colocation = {"one": 1, "two": 2}[member.label]
-    chosen = ray.place(members, _CLUSTER, can_grow=False)
+    chosen = placement.place(members, _CLUSTER, can_grow=False)
     assert chosen == {"one/0": "a", "one/1": "a", "two/0": "b", "two/1": "b"}
 
 

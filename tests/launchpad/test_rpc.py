@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import enum
+import gc
 import os
 import pathlib
 import pickle
@@ -25,7 +26,6 @@ import psutil
 import pytest
 
 import launchpad as lp
-from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import courier as courier_node
@@ -51,6 +51,11 @@ def test_arguments_and_results(service):
     assert service.echo(1, "two", key=None) == ((1, "two"), {"key": None})
     assert service.same(lambda x: x + 1)(1) == 2  # Functions are sent by value.
     assert service.futures.same([3]).result(timeout=60) == [3]
+    again = pickle.loads(pickle.dumps(service))
+    assert again.same("x") == "x" and again.address == service.address
+    patient = lp.CourierClient(service.address, call_timeout=datetime.timedelta.max)
+    assert patient.same(1) == 1 and patient.futures.same(2).result(60) == 2
+    assert not hasattr(service, "__array__") and not hasattr(service, "_private")
     methods = rpc_client.list_methods(service)
     assert "echo" in methods and not {"value", "costly", "dear"} & set(methods)
 
@@ -66,10 +71,30 @@ def test_arrays_arrive_equal_writable_and_unshared(service, shape):
         assert not np.shares_memory(received[name], value)
 
 
-def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
+class _Disk(errors.LaunchpadError, OSError):
+    def __init__(self, code, name="?"):
+        super(RuntimeError, self).__init__(code, f"disk {name}")
+
+
+class _Pair(Exception):
+    def __init__(self, one, *, two):
+        super().__init__(f"{one} and {two}")
+        self.both = [one, two]
+
+
+class _Mute(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
+
+def test_an_exception_of_the_server_is_raised_as_its_own_and_as_upstreams(service):
     with pytest.raises(KeyError, match="some text") as caught:
         service.fail("some text")
     assert "raise KeyError(text)" in str(caught.value.__cause__)
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert isinstance(error, errors.StatusNotOk) and isinstance(error, KeyError)
+        assert error.args == ("some text",) and type(error).__name__ == "KeyError"
+        assert isinstance(error.code, int)
     with pytest.raises(lp.RemoteError, match="1 and 2"):
         service.fail_unpicklable()
     with pytest.raises(AttributeError, match=r"method missing not found; .*echo"):
@@ -79,22 +104,15 @@ def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
     assert service.same(1) == 1
 
 
-def test_an_exception_of_the_server_is_also_upstreams(service):
-    with pytest.raises(errors.StatusNotOk, match="some text") as caught:
-        service.fail("some text")
-    again = pickle.loads(pickle.dumps(caught.value))
-    for error in (caught.value, again):
-        assert isinstance(error, KeyError) and error.args == ("some text",)
-        assert isinstance(error.code, int) and type(error).__name__ == "KeyError"
-    for error in (
-        RuntimeError("a"),
-        _Disk(5, "sda"),
-        _Coded(code=3),
-        ExceptionGroup("g", [_Mute()]),
-    ):
-        status = errors.as_status(error)
-        assert isinstance(status, type(error)) and isinstance(status, errors.StatusNotOk)
-        assert str(status) == str(error) and vars(status) == vars(error)
+@pytest.mark.parametrize(
+    "error",
+    [_Disk(5, "sda"), _Pair(1, two=2), RuntimeError("a"), ExceptionGroup("all", [_Pair(1, two=2)])],
+)
+def test_an_exception_keeps_type_message_and_attributes_whatever_its_init_takes(error):
+    for each in (errors.ExceptionRecord.of(error).rebuild(), errors.as_status(error)):
+        assert isinstance(each, type(error)) and str(each) == str(error)
+        assert each.args[:1] == error.args[:1] and vars(each) == vars(error)
+    assert isinstance(errors.ExceptionRecord.of(_Mute()).rebuild(), _Mute)
 
 
 def _classes():
@@ -140,8 +158,6 @@ def test_a_class_that_the_receiver_does_not_have_is_made_once(monkeypatch):
     needs_a_lock = wire.encode(b"", b"", item())
     del base.touch
     sent = wire.encode(b"", b"", [item(), item.kind.LARGE, base()])
-    base.total = 5
-    late = wire.encode(b"", b"", base())
     here = weakref.WeakValueDictionary()
     monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", here)
     with pytest.raises(TypeError, match=r"class .*Item of another process.*'_thread.lock' object"):
@@ -151,71 +167,9 @@ def test_a_class_that_the_receiver_does_not_have_is_made_once(monkeypatch):
     assert made is not item and made.__bases__ == (type(plain),) and type(received.copy()) is made
     assert kind is made.kind.LARGE
     type(plain).total = 7
-    assert type(wire.decode(late, 0)) is type(plain) and made.total == 7
-    assert type(wire.decode(sent, 0)[0]) is made
-
-
-class _Quota(Exception):
-    def __init__(self, user):
-        super().__init__(f"user {user} is over quota")
-        self.user = user
-
-
-class _Disk(errors.LaunchpadError, OSError):
-    def __init__(self, code, name="?"):
-        super(RuntimeError, self).__init__(code, f"disk {name}")
-
-
-class _Pair(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-        self.both = [one, two]
-
-
-class _Coded(ValueError):
-    def __init__(self, *, code):
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-class _Changing(Exception):
-    def __str__(self):
-        return str(time.monotonic())
-
-
-class _Mute(Exception):
-    def __str__(self):
-        raise ValueError("no message")
-
-
-def test_an_exception_keeps_its_message_whatever_its_init_makes_of_it():
-    """Previously, the message was passed to `__init__`, which built another message from it."""
-    for error in (_Quota("bob"), _Disk(5, "sda")):
-        record = errors.ExceptionRecord.of(error)
-        rebuilt = record.rebuild()
-        assert type(rebuilt) is type(error) and str(rebuilt) == str(error) == record.message
-        assert rebuilt.args == error.args and vars(rebuilt) == vars(error)
-    assert str(rebuilt) == "[Errno 5] disk sda" and rebuilt.errno == 5
-    for kind in (_Changing, _Mute):
-        assert isinstance(errors.ExceptionRecord.of(kind(1)).rebuild(), kind)
-
-
-def test_an_exception_keeps_its_type_whatever_its_init_takes():
-    """Previously, it became a RemoteError, and so did a group that contains it."""
-    for error in (_Pair(1, 2), _Coded(code=3)):
-        for number, each in enumerate((error, ExceptionGroup("all", [_Quota("bob"), error]))):
-            rebuilt = errors.ExceptionRecord.of(each).rebuild()
-            assert type(rebuilt) is type(each) and str(rebuilt) == str(each)
-            if number:
-                quota, rebuilt = rebuilt.exceptions
-                assert type(quota) is _Quota and str(quota) == "user bob is over quota"
-            assert type(rebuilt) is type(error) and vars(rebuilt) == vars(error)
-
-
-def test_private_names_are_not_calls(service):
-    with pytest.raises(AttributeError):
-        service._private  # noqa: B018
-    assert not hasattr(service, "__array__")
+    del received, kind, plain
+    gc.collect()  # Nothing else refers to the class, which keeps its attributes.
+    assert type(wire.decode(sent, 0)[0]) is made and made.total == 7
 
 
 def test_a_deadline_ends_a_call(service):
@@ -232,39 +186,14 @@ def test_a_deadline_ends_a_call(service):
 
 def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
     waiting = [service.futures.block(60) for _ in range(3)]
-    extra = service.futures.block(60)
-    assert extra.cancel()
-    with pytest.raises(concurrent.futures.CancelledError):
-        extra.result(timeout=5)
+    cancelled, late = service.futures.block(60), service.futures.block(60)
+    assert cancelled.cancel() and cancelled.cancel()
+    threading.Timer(0.3, late.cancel).start()
+    # Also those who wait for several futures hear of it.
+    done = concurrent.futures.as_completed([cancelled, late], timeout=60)
+    assert set(done) == {cancelled, late}
     service.release()
     assert [w.result(timeout=60) for w in waiting] == [True, True, True]
-
-
-def test_a_cancelled_future_ends_the_wait_for_several(service):
-    """Previously, the waits never returned, because they were not notified of the cancellation."""
-    cancelled, answered = service.futures.block(60), service.futures.same(1)
-    assert cancelled.cancel() and cancelled.cancel()
-    done = concurrent.futures.as_completed([cancelled, answered], timeout=60)
-    assert set(done) == {cancelled, answered}
-    late = service.futures.block(60)
-    threading.Timer(0.3, late.cancel).start()
-    assert concurrent.futures.wait([late], timeout=60).done == {late}
-    service.release()
-
-
-@pytest.mark.parametrize("timeout", [float("inf"), 1e12, datetime.timedelta.max])
-def test_a_deadline_may_be_as_long_as_one_likes(service, timeout):
-    client = lp.CourierClient(service.address, call_timeout=timeout)
-    assert client.same(1) == 1 and client.futures.same(2).result(60) == 2
-
-
-def test_a_client_pickles(service):
-    again = pickle.loads(pickle.dumps(service))
-    assert again.same("x") == "x"
-    assert again.address == service.address
-
-
-def test_many_threads_share_a_client(service):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(service.same, range(200))) == list(range(200))
 
@@ -288,7 +217,7 @@ def runtime():
     ignore = lp_runtime.Callbacks(
         *[lambda *args: None] * len(dataclasses.fields(lp_runtime.Callbacks))
     )
-    made = lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
+    made = lp_runtime.NodeRuntime("stranger", 0, info, {}, ignore)
     lp_runtime.set_thread_runtime(made)
     yield made
     lp_runtime.set_thread_runtime(None)
@@ -666,23 +595,21 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     assert len(runs) == 4
 
 
-@pytest.mark.parametrize("way", ["call", "future"])
-def test_the_time_without_a_server_counts_anew_once_it_was_found(runtime, proxied, way):
+def test_the_time_without_a_server_counts_anew_once_it_was_found(runtime, proxied):
     server, proxy, _ = proxied
     begun, release = threading.Event(), threading.Event()
     server.bind("block", lambda: begun.set() or release.wait(60))
     client = lp.CourierClient(proxy.address, retry_secs=2.0)
     client.count(0)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = client.futures.block() if way == "future" else pool.submit(client.block)
-        try:
-            assert begun.wait(60)
-            for _ in range(2):
-                proxy.cut()
-                time.sleep(2.5)
-        finally:
-            release.set()
-        assert answer.result(60) is True
+    answer = client.futures.block()
+    try:
+        assert begun.wait(60)
+        for _ in range(2):
+            proxy.cut()
+            time.sleep(2.5)
+    finally:
+        release.set()
+    assert answer.result(60) is True
 
 
 def test_compression_works_in_both_directions(runtime, proxied):
@@ -698,28 +625,15 @@ def test_compression_works_in_both_directions(runtime, proxied):
         assert (proxy.num_bytes - before < 1_000_000) == compress
 
 
-def test_a_client_made_before_the_launch_belongs_to_the_program():
-    program = lp.Program("test")
-    handle = program.add_node(lp.CourierNode(programs.Producer, 2), label="producer")
+def test_a_client_of_the_launching_process_belongs_to_each_launch_of_its_program():
     other, _ = programs.recorder_program()
-    managers = [lp.launch(other, "test_mt")]  # Previously, this program claimed the client.
-    try:
-        client = handle.dereference()
-        with pytest.raises(RuntimeError, match="before its program is launched"):
-            client.produce(1)
-        managers.append(lp.launch(program, "test_mt"))
-        assert client.futures.produce(3).result(60) == 6
-    finally:
-        for manager in managers:
-            manager.stop_and_wait()
-
-
-def test_a_client_of_the_launching_process_survives_the_end_of_the_program():
-    """Previously, if the program was launched again, the client took that for the program's end."""
+    running = lp.launch(other, "test_mt")  # It has nothing to do with the client.
     program = lp.Program("test")
     node = lp.CourierNode(programs.Producer, 2, courier_client_kwargs={"retry_secs": 0})
     handle = program.add_node(node, label="producer")
     clients = [handle.dereference()]
+    with pytest.raises(RuntimeError, match="before its program is launched"):
+        clients[0].produce(1)
     for _ in range(2):
         manager = lp.launch(program, "test_mt")
         try:
@@ -731,6 +645,7 @@ def test_a_client_of_the_launching_process_survives_the_end_of_the_program():
         for client in clients:
             with pytest.raises(lp.CourierUnavailableError):
                 client.produce(1)
+    running.stop_and_wait()
 
 
 class _Hub:
@@ -776,26 +691,20 @@ def test_a_silent_host_is_noticed(runtime, proxied):
     assert time.monotonic() - started < 60  # Keepalive: 4 s, and 6 s for the answer.
 
 
-def test_deadlines_hold_before_the_address_is_known(runtime):
-    for client in (
-        lp.CourierClient(lp.Address("late"), call_timeout=0.5),
-        lp.CourierClient(lp.Address("late"), wait_for_ready=False),
-    ):
-        for call in (client.same, lambda value, c=client: c.futures.same(value).result(50)):
-            started = time.monotonic()
-            with pytest.raises((lp.CourierDeadlineError, lp.CourierUnavailableError)):
+def test_calls_end_in_time_although_the_address_is_not_known(runtime):
+    def check(error, **kwargs):
+        client = lp.CourierClient(lp.Address("late"), **kwargs)
+        for call in (client.same, lambda value: client.futures.same(value).result(50)):
+            with pytest.raises(error) as caught:
                 call(1)
-            assert time.monotonic() - started < 60
+        return caught.value
 
-
-def test_calls_end_when_the_program_stops_before_the_address_is_known(runtime):
-    """They raise the same error as calls whose server is gone."""
-    client = lp.CourierClient(lp.Address("late"))
+    check(lp.CourierDeadlineError, call_timeout=0.5)
+    check(lp.CourierUnavailableError, wait_for_ready=False)
     runtime.stop_event.set()
-    for call in (client.same, lambda value: client.futures.same(value).result(50)):
-        with pytest.raises(lp.CourierUnavailableError, match="the program is stopping") as caught:
-            call(1)
-        assert isinstance(caught.value.__cause__, lp.ProgramStoppedError)
+    error = check(lp.CourierUnavailableError)
+    assert "the program is stopping" in str(error)
+    assert isinstance(error.__cause__, lp.ProgramStoppedError)
 
 
 def test_futures_need_no_threads(runtime):
@@ -824,12 +733,6 @@ def test_futures_need_no_threads(runtime):
         server.stop()
 
 
-def test_a_server_needs_a_thread():
-    """Previously, every call hung."""
-    with pytest.raises(ValueError, match="expected thread_pool_size of at least 1, got 0"):
-        _serve(thread_pool_size=0)
-
-
 def test_a_taken_port_is_replaced_by_a_free_one(runtime):
     """Unless the user has chosen the port, because others look for the node there."""
     address = lp.Address()
@@ -854,9 +757,12 @@ def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     first = _serve(identity=address.key)
     runtime.publish(address.key, first.address)
     assert client.same(1) == 1 and hasty.same(1) == 1
+    brief = lp.CourierClient(first.address, retry_secs=1.0)
+    assert brief.futures.same(1).result(60) == 1
     first.stop()
-    with pytest.raises(lp.CourierUnavailableError):
-        hasty.same(2)
+    for call in (hasty.same, lambda value: brief.futures.same(value).result(60)):
+        with pytest.raises(lp.CourierUnavailableError):
+            call(2)
     servers = []
 
     def come_back() -> None:
@@ -868,15 +774,6 @@ def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     assert client.same(3) == 3
     assert early.result(timeout=60) == 4
     servers[0].stop()
-
-
-def test_a_client_of_futures_alone_gives_up_a_server_that_is_gone(runtime):
-    server = _serve()
-    client = lp.CourierClient(server.address, retry_secs=1.0)
-    assert [client.futures.same(i).result(timeout=60) for i in range(3)] == [0, 1, 2]
-    server.stop()
-    with pytest.raises(lp.CourierUnavailableError):
-        client.futures.same(3).result(timeout=60)
 
 
 def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
@@ -902,13 +799,3 @@ def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
         wait_for("waiting for the address")
         runtime.publish(late.key, "host:1")
         assert found.result(60) == "host:1"
-
-
-def test_a_finished_handler_pool_leaves_no_threads():
-    before = threading.active_count()
-    server = _serve()
-    server.stop()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() <= before

@@ -1,40 +1,42 @@
-"""Concurrent access to a node's runtime."""
+"""A node's runtime: addresses of restarted nodes, and concurrent access."""
 
 from __future__ import annotations
 
 import dataclasses
+import socket
 import threading
 
 import launchpad as lp
-from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 
-
-def _runtime() -> lp_runtime.NodeRuntime:
-    info = lp_runtime.ProgramInfo("id", b"", lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {})
-    ignore = [lambda *args: None] * len(dataclasses.fields(lp_runtime.Callbacks))
-    return lp_runtime.NodeRuntime(
-        "node", 0, info, lp_address_book.AddressBook(), lp_runtime.Callbacks(*ignore)
-    )
+_IGNORE = [lambda *args: None] * len(dataclasses.fields(lp_runtime.Callbacks))
 
 
-def test_programs_that_threads_of_a_node_launch_at_the_same_time_are_all_awaited():
-    runtime = _runtime()
-    ends = [threading.Event() for _ in range(3)]
-    other = threading.Thread(target=runtime.add_program, args=(lambda: None, ends[2]))
+def _runtime(book=None, host="127.0.0.1") -> lp_runtime.NodeRuntime:
+    info = lp_runtime.ProgramInfo("id", b"", lp.LaunchType.TEST_MULTI_THREADING, host, {})
+    book = {} if book is None else book
+    return lp_runtime.NodeRuntime("node", 0, info, book, lp_runtime.Callbacks(*_IGNORE))
 
-    class Event(threading.Event):
-        def is_set(self):
-            if other.ident is None:  # During the first call, another thread adds a program.
-                other.start()
-                other.join(0.3)
-            return super().is_set()
 
-    ends[0] = Event()
-    for ended in ends[:2]:
-        runtime.add_program(lambda: None, ended)
-    other.join()
-    assert {ended for _, ended in runtime._programs} == set(ends)
+def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
+    book: dict[str, str] = {}
+
+    def resolve(host="127.0.0.1"):
+        """Resolves the address in a new incarnation of the node, which then ends."""
+        runtime = _runtime(book, host)
+        runtime.owned_keys = frozenset(["key"])
+        address = runtime.resolve("key", None)
+        assert address == runtime.resolve("key", None) == book.get("key")
+        return address
+
+    first = resolve()
+    assert resolve() == first
+    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):
+        assert resolve() != first
+    book["key"] = "10.1.2.3:99"  # On a machine that was lost.
+    assert resolve().startswith("127.0.0.1:")
+    book["key"] = first
+    assert resolve("127.0.0.2").startswith("127.0.0.2:")
 
 
 def test_a_part_that_is_added_during_the_release_is_released():
@@ -48,14 +50,3 @@ def test_a_part_that_is_added_during_the_release_is_released():
     runtime.release_event = Event()
     runtime.release()
     assert runtime.release_event.is_set() and late.release_event.is_set()
-
-
-def test_the_last_program_may_end_while_its_runtime_is_looked_for(monkeypatch):
-    class Ending(list):
-        def __len__(self):
-            found = super().__len__()
-            self.clear()
-            return found
-
-    monkeypatch.setattr(lp_runtime, "_launcher_runtimes", Ending([_runtime()]))
-    assert lp_runtime.current() is None

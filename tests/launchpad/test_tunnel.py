@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import launchpad as lp
-from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import tunnel
 from launchpad.rpc import server as rpc_server
@@ -23,12 +22,12 @@ from launchpad.rpc import tls
 _SECRET, _WRONG = b"r" * 32, b"w" * 32
 
 
-def _runtime(host: str, book: lp_address_book.AddressBook) -> lp_runtime.NodeRuntime:
+def _runtime(host: str, book: dict) -> lp_runtime.NodeRuntime:
     """Returns the runtime of a node on the machine with this address; all have one program."""
     info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
     ignore = [lambda *args: None] * (len(dataclasses.fields(lp_runtime.Callbacks)) - 1)
     return lp_runtime.NodeRuntime(
-        "node", 0, info, book, lp_runtime.Callbacks(book.publish, *ignore)
+        "node", 0, info, book, lp_runtime.Callbacks(book.__setitem__, *ignore)
     )
 
 
@@ -43,7 +42,7 @@ def serve():
     """(function that runs a ReverbNode on "another machine", function that stops all of them)."""
     running = []
 
-    def start(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode) -> None:
+    def start(host: str, book: dict, node: lp.ReverbNode) -> None:
         runtime = _runtime(host, book)
 
         def execute() -> None:
@@ -68,7 +67,7 @@ def serve():
     stop()
 
 
-def _client(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode):
+def _client(host: str, book: dict, node: lp.ReverbNode):
     """Returns the client that a node on the machine with this address gets."""
     lp_runtime.set_thread_runtime(_runtime(host, book))
     try:
@@ -90,7 +89,7 @@ def _refuses(address: str) -> bool:
 @pytest.mark.processes
 def test_nodes_of_other_machines_reach_a_table_and_nobody_else_does(serve):
     start, stop = serve
-    node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
+    node, book = lp.ReverbNode(_tables), {}
     start("127.0.0.2", book, node)
     address = book.get(node.reverb_address.key)
     host, _, port = address.rpartition(":")
@@ -209,7 +208,7 @@ with socket.create_connection(tuple([replay.split(":")[0], int(replay.split(":")
 def test_a_stranger_on_another_machine_reads_writes_and_runs_nothing(serve, other_host):
     name, here, _ = other_host
     start, _ = serve
-    node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
+    node, book = lp.ReverbNode(_tables), {}
     start(here, book, node)
     server = rpc_server.MethodServer(_SECRET, f"{here}:0")
     calls = []

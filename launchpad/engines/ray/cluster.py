@@ -10,12 +10,13 @@ import secrets
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from launchpad.engines.ray import guard, shipping
+from launchpad.engines.ray import guard
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,6 +27,10 @@ _GUARD_SECS = 6.0
 _LAST_LINES_SECS = 0.6
 # Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
 _OBJECT_STORE_BYTES = 80 * 2**20
+
+_INSTALLED = {"site-packages", "dist-packages"}
+# Files that may change, for example at an import, although the code does not.
+_EXCLUDES = ["__pycache__", ".git"]
 
 # The secret of every Ray that this process starts.
 _TOKEN = secrets.token_hex(32)
@@ -93,15 +98,11 @@ def _check(address: str | None) -> str | None:
     if address is None:
         return None
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
+    if not host or not port.isdigit() or {*host} & {"/", ":"}:
         raise ValueError(
             f"address={address!r}: expected 'host:port' of a Ray cluster that this machine is part "
-            "of, or 'env'; ray:// clients and 'auto' are not supported"
-        )
-    if ":" in host:
-        raise ValueError(
-            f"address={address!r}: expected the IPv4 address or the name of a machine, got an IPv6 "
-            "address; start the cluster with --node-ip-address=<IPv4 address>"
+            "of, with a name or an IPv4 address (ray start --node-ip-address), or 'env'; ray:// "
+            "clients and 'auto' are not supported"
         )
     return address
 
@@ -244,7 +245,9 @@ def _join(address: str, stack: contextlib.ExitStack) -> str:
             f"no Ray cluster answers at {address}: {error}; expected the host:port that "
             "'ray start --head' printed"
         ) from error
-    session = _Session(address=address, runtime_env=shipping.runtime_env())
+    session = _Session(
+        address=address, runtime_env={"py_modules": own_modules(), "excludes": _EXCLUDES}
+    )
     stack.callback(session.close)
     import ray
 
@@ -305,3 +308,37 @@ class _Session:
         self._should_end.wait()
         threading.Event().wait(_LAST_LINES_SECS)
         ray.shutdown()
+
+
+def own_modules() -> list[str]:
+    """Returns the top-level packages and modules that are imported here and not installed.
+
+    Installed packages, in a directory `site-packages`, must be installed on the cluster, too. The
+    main script is not included: what it defines is pickled by value.
+    """
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if "." in name or name.startswith("__"):
+            continue
+        for place in _places(module):
+            if place.exists() and not _is_installed(place):
+                found.add(str(place))
+    return sorted(found)
+
+
+def _is_installed(place: pathlib.Path) -> bool:
+    # The prefix is no criterion: a project's directory may contain a virtual environment.
+    libraries = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return not _INSTALLED.isdisjoint(place.parts) or any(
+        place.is_relative_to(pathlib.Path(library).resolve()) for library in libraries
+    )
+
+
+def _places(module: object) -> list[pathlib.Path]:
+    """Returns a package's directories, or a module's file."""
+    try:
+        paths = [str(path) for path in module.__path__]  # type: ignore[attr-defined]
+    except Exception:  # Odd objects in sys.modules have no source.
+        file = getattr(module, "__file__", None)
+        paths = [file] if isinstance(file, str) and file.endswith(".py") else []
+    return [pathlib.Path(path).resolve() for path in paths]

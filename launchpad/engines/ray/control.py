@@ -74,8 +74,7 @@ class Switchboard:
                     connection.sendall(_sign(self._secret, b"launcher", challenge))
                     connection.settimeout(None)
                     ports.give_up_silence(connection)
-                    patience = lp_channel.LAUNCHER_PATIENCE_SECS
-                    on_call(lp_channel.Channel(connection, patience), pid)
+                    on_call(lp_channel.Channel(connection), pid)
                     return
         except OSError:
             pass

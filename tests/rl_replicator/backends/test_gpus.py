@@ -14,7 +14,7 @@ import rl_replicator as rr
 from rl_replicator.backends import devices, multi_device
 from rl_replicator.backends.mesh import layouts
 from rl_replicator.backends.mesh import step as mesh_step
-from rl_replicator.jobs import gpus, supervisor
+from rl_replicator.jobs import supervisor
 
 GPUS = ("/gpu:0", "/gpu:1")
 
@@ -167,7 +167,7 @@ def test_a_program_can_hide_and_split_gpus(monkeypatch, parts, names, sums):
 )
 def test_workers_divide_the_gpus(monkeypatch, visible, workers, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    shares = gpus.shares(workers)
+    shares = supervisor.shares(workers)
     assert [share.get("CUDA_VISIBLE_DEVICES") for share in shares] == expected
 
 

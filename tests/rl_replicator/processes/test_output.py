@@ -125,26 +125,6 @@ def test_no_line_is_lost_to_an_encoding(monkeypatch):
     assert raw.getvalue() == b"[a] Gr??e\n"
 
 
-def test_a_process_does_not_block_on_a_stream_of_the_script_that_fails(monkeypatch):
-    """The copying thread used to die at the first such line."""
-
-    class Tee:
-        def __init__(self):
-            self.lines = []
-
-        def write(self, text):
-            if "bad" in text:
-                raise AttributeError("it has no file")
-            self.lines.append(text)
-
-    told = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", Tee())
-    monkeypatch.setattr(sys, "__stderr__", told)
-    copy(b"one\nbad\nbad\ntwo\n", prefix="")
-    assert sys.stdout.lines == ["one\n", "two\n"]
-    assert told.getvalue().count("AttributeError: it has no file") == 1
-
-
 def test_a_process_does_not_block_when_nobody_reads_us(monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)

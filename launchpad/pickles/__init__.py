@@ -1,1 +1,0 @@
-"""Pickles of values that may belong to the main script."""
