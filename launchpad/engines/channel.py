@@ -6,7 +6,6 @@ that is only suspended, such as a launcher after Ctrl-Z, receives all messages w
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import pickle
 import queue
@@ -86,7 +85,7 @@ class Channel:
         return bytes(data)
 
 
-class RemoteWorker(abc.ABC):
+class RemoteWorker(lp_member.Worker):
     """A node that is controlled over a control channel; see `node_process.Child`.
 
     An engine starts the process, calls `attach()` with the channel to it, and `report_end()` once
@@ -106,28 +105,10 @@ class RemoteWorker(abc.ABC):
         self._heard_at: float | None = None
         self._has_ended = False
 
-    @abc.abstractmethod
-    def start(self) -> None:
-        """Starts the process."""
-
-    @abc.abstractmethod
-    def kill(self) -> None:
-        """Kills the process and what it started itself."""
-
-    @property
-    def is_killable(self) -> bool:
-        """Always True: it is a process."""
-        return True
-
     @property
     def silent_secs(self) -> float:
         """Seconds since the node's last sign of life; 0 before it is attached."""
         return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process; False if this machine cannot tell."""
-        return False
 
     @property
     def is_attached(self) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
@@ -17,44 +17,53 @@ logger = logging.getLogger("launchpad")
 _ROOT_WINDOW_SECS = 1.0
 
 
-class Worker(Protocol):
-    """One running incarnation of a node. Methods return immediately; only `start` may raise."""
+class Worker(abc.ABC):
+    """One running incarnation of a node. Methods return immediately; only `start` may raise.
 
-    def start(self) -> None:
-        """Starts the node."""
+    Attributes:
+      is_killable: Whether `kill` ends the node regardless of what its code does.
+    """
 
-    def notify_stop(self) -> None:
-        """Asks the node to leave its `run()`."""
-
-    def notify_ready(self) -> None:
-        """Tells the node that all nodes have been constructed."""
-
-    def release(self) -> None:
-        """Tells the node that its server is no longer needed."""
-
-    def kill(self) -> None:
-        """Kills the node, as far as that is possible; see `is_killable`."""
-
-    def send_address(self, key: str, address: str) -> None:
-        """Sends the node the address ("host:port") at which the owner of `key` serves."""
-
-    def close(self) -> None:
-        """Frees the launcher's resources for the node, which has ended."""
-
-    def end_frozen(self, secs: float) -> None:
-        """Kills a node that has shown no sign of life for `secs` seconds."""
-
-    @property
-    def is_killable(self) -> bool:
-        """Whether `kill` ends the node regardless of what its code does."""
-
-    @property
-    def silent_secs(self) -> float:
-        """Seconds since the last sign of life of the node."""
+    is_killable = True
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal has stopped the node's process, as far as this machine can tell."""
+        return False
+
+    @property
+    def silent_secs(self) -> float:
+        """Seconds since the last sign of life of the node; 0 if it need not give any."""
+        return 0.0
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Starts the node."""
+
+    @abc.abstractmethod
+    def notify_stop(self) -> None:
+        """Asks the node to leave its `run()`."""
+
+    @abc.abstractmethod
+    def notify_ready(self) -> None:
+        """Tells the node that all nodes have been constructed."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Tells the node that its server is no longer needed."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Kills the node and what it has started, as far as that is possible."""
+
+    def send_address(self, key: str, address: str) -> None:  # noqa: B027
+        """Sends the node the address ("host:port") at which the owner of `key` serves."""
+
+    def end_frozen(self, secs: float) -> None:  # noqa: B027
+        """Kills a node that has shown no sign of life for `secs` seconds."""
+
+    def close(self) -> None:  # noqa: B027
+        """Frees the launcher's resources for the node, which has ended."""
 
 
 class Restarts:

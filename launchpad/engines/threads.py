@@ -29,8 +29,10 @@ class ThreadEngine:
         """Does nothing: threads leave nothing behind."""
 
 
-class ThreadWorker:
+class ThreadWorker(lp_member.Worker):
     """A node in a daemon thread. Threads can't be killed: `kill` only raises SystemExit there."""
+
+    is_killable = False
 
     def __init__(
         self,
@@ -84,30 +86,6 @@ class ThreadWorker:
         # In another thread: it waits while the node acquires a condition, possibly forever.
         interrupt = self._thread.interrupt
         threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
-
-    def send_address(self, key: str, address: str) -> None:
-        """Does nothing: all threads share one address book."""
-
-    def close(self) -> None:
-        """Does nothing: nothing is left of a thread."""
-
-    @property
-    def is_killable(self) -> bool:
-        """Always False."""
-        return False
-
-    @property
-    def silent_secs(self) -> float:
-        """Always 0: a stuck thread cannot be killed, so its silence is of no use."""
-        return 0.0
-
-    @property
-    def is_stopped(self) -> bool:
-        """Always False: a signal stops the thread only together with the launcher."""
-        return False
-
-    def end_frozen(self, secs: float) -> None:
-        """Does nothing; never called, because `silent_secs` is 0."""
 
     def _give_up(self, error: Exception, stuck_secs: float) -> None:
         """Ends the program: a thread whose code does not return cannot be replaced."""

@@ -462,8 +462,8 @@ class _Connection:
                         continue
                     if stub is not None:
                         self._start(call, stub)
-                    elif error := failure or self._reason_to_give_up(call, lost_at):
-                        call.settle(error)
+                    elif reason := failure or self._reason_to_give_up(call, lost_at):
+                        call.settle(reason)
                     else:
                         self._wait(call)
             if stub is None:

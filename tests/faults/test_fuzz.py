@@ -12,22 +12,17 @@ import types
 
 import numpy as np
 import pytest
-import reverb
 from acme import specs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from agents.datasets.minari_files import EpisodeDataset
-from agents.replay.config import ReplayConfig
-from agents.replay.table import TABLE, LearnerDemand, make_table
-from agents.replay.transitions import TransitionLayout
 from launchpad.rpc import server, tls, wire
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
-from tests.agents.fixed_samples import make_spec
 
 _COUNT = os.environ.get("FUZZ_EXAMPLES")
 often = settings(
@@ -127,37 +122,6 @@ arrays = npst.arrays(
     st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_]),
     npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7),
 )
-
-
-@pytest.fixture(scope="module")
-def table():
-    """A client of a replay with the table of an agent, and the layout of its rows."""
-    layout = TransitionLayout(make_spec(2, 1))
-    made = make_table(ReplayConfig(min_size=100_000), LearnerDemand(1, 1, 1), layout)
-    found = reverb.Server([made])
-    yield reverb.Client(f"localhost:{found.port}"), layout
-    found.stop()
-
-
-@often
-@given(row=arrays | npst.arrays(np.float32, (7,)))
-def test_rows_of_the_replay(table, row):
-    """The table accepts rows of its signature; others are refused on insertion."""
-    client, layout = table
-    signature = layout.signature
-    fits = signature.dtype.as_numpy_dtype == row.dtype and signature.shape == row.shape
-    before = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
-    try:
-        with client.trajectory_writer(1) as writer:
-            writer.append([row])
-            writer.create_item(TABLE, 1.0, writer.history[0][-1])
-            writer.flush()
-        inserted = True
-    except (ValueError, RuntimeError):
-        inserted = False
-    assert inserted == fits
-    after = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
-    assert after - before == inserted
 
 
 REWARDS = specs.Array((), np.float32)  # No environment bounds them here.

@@ -63,22 +63,6 @@ class Producer:
         return text * self._factor
 
 
-class Consumer:
-    """Calls all producers, then stops the program."""
-
-    def __init__(self, producers: list[Any]):
-        self._producers = producers
-
-    def run(self) -> list[Any]:
-        sums = []
-        for number in range(3):
-            calls = [p.futures.produce(number) for p in self._producers]
-            sums.append(sum(c.result(timeout=60) for c in calls))
-        texts = [p("ab") for p in self._producers]
-        lp.stop()
-        return [*sums, texts]
-
-
 def record_tree(tree: dict[str, Any]) -> None:
     """Calls the recorder found at each place of a nested argument."""
     tree["list"][0].add("list")

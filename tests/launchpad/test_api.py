@@ -215,6 +215,10 @@ def test_run_of_a_subclass_is_called(kind):
             called.append("run")
 
     assert lp.launch(lp.make_program(Own(Worker)), "test_mt").wait(timeout=60)
+    node = kind(Worker)
+    node.disable_run()
+    program = lp.make_program(node, lp.PyNode(int))
+    assert lp.launch(program, "test_mt").wait(timeout=60)
     assert called == ["before", "run"]
 
 
@@ -258,15 +262,13 @@ def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
         node.run()
 
 
-@pytest.mark.parametrize("launch_type", ["test_mt", "test_mp"])
-def test_a_launch_overrides_addresses_that_were_bound_by_hand(launch_type):
-    """Previously, clients waited forever for a server at the old address."""
+def test_a_launch_overrides_addresses_that_were_bound_by_hand():
     program, recorder = programs.recorder_program()
     program.add_node(lp.PyNode(programs.leave_on_stop, recorder), label="node")
     for node in program.get_all_nodes():
         node.bind_addresses()
     by_hand = recorder.dereference().address
-    manager = lp.launch(program, launch_type)
+    manager = lp.launch(program, "test_mp")
     client = lp.CourierClient(program.groups["recorder"][0].courier_address, call_timeout=60)
     wait_until(lambda: "waiting" in client.entries())
     assert client.address != by_hand

@@ -14,21 +14,6 @@ from tests.launchpad import programs
 from tests.waiting import wait_until
 
 
-def test_producers_and_consumer(engine):
-    program = lp.Program("test")
-    with program.group("producer"):
-        producers = [program.add_node(lp.CourierNode(programs.Producer, f)) for f in (1, 10, 100)]
-    node = lp.CourierNode(programs.Consumer, producers)
-    node.disable_run()
-    program.add_node(node, label="consumer")
-    manager = lp.launch(program, engine)
-    # The launching process can call nodes too: here, it calls the consumer's run().
-    results = node.create_handle().dereference().run()
-    assert results == [0, 111, 222, ["ab", "ab" * 10, "ab" * 100]]
-    assert manager.wait() is True
-    assert manager.is_done
-
-
 def test_run_is_called_and_the_program_ends_when_all_have_run(engine):
     program, recorder = programs.recorder_program()
     tree = {

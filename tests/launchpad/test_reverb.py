@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import psutil
-import pytest
 
 import launchpad as lp
 from tests.launchpad import programs
@@ -35,10 +34,7 @@ def _write_until_the_end(client, recorder) -> None:
     recorder.add(client.server_info()["queue"].current_size)
 
 
-# Not on Ray: test_upstream_programs.py runs a program with a table there, and its processes end in
-# the same order; importing Reverb costs each of them eight CPU seconds.
-@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
-def test_a_table_serves_until_its_writers_have_left(engine, tmp_path, monkeypatch):
+def test_a_table_serves_until_its_writers_have_left(tmp_path, monkeypatch):
     # Nodes of a program must not use a proxy; nothing listens at this one.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     for name in ("no_proxy", "no_grpc_proxy"):
@@ -47,7 +43,7 @@ def test_a_table_serves_until_its_writers_have_left(engine, tmp_path, monkeypatc
     program, recorder = programs.recorder_program(tmp_path / "entries")
     replay = program.add_node(lp.ReverbNode(_tables), label="replay")
     program.add_node(lp.PyNode(_write_until_the_end, replay, recorder), label="writer")
-    manager = lp.launch(program, engine, termination_notice_secs=100)
+    manager = lp.launch(program, "test_mp", termination_notice_secs=100)
     client = manager.resolve(recorder)
     while not client.entries():
         assert not manager.wait(timeout=0.1)

@@ -33,6 +33,7 @@ from launchpad.rpc import client as rpc_client
 from launchpad.rpc import courier, tls, wire
 from launchpad.rpc import server as rpc_server
 from tests.launchpad import programs
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -573,9 +574,7 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
         was_cut.clear()
 
         def cut():
-            deadline = time.monotonic() + 60
-            while len(runs) == before and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda: len(runs) > before)
             proxy.cut()
             was_cut.set()
 
@@ -718,9 +717,7 @@ def test_futures_need_no_threads(runtime):
         before = threading.active_count()
         waiting = [client.futures.block(number) for number in range(300)]
         assert threading.active_count() <= before + 2 + 4  # The pool, and a few of gRPC's.
-        deadline = time.monotonic() + 60
-        while len(runs) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: len(runs) == 2)
         time.sleep(0.2)
         assert len(runs) == 2  # As many as the server's pool has threads.
         assert all(each.cancel() for each in waiting[2:])
@@ -780,10 +777,7 @@ def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     monkeypatch.setattr(lp_runtime, "WAIT_MESSAGE_SECS", 0.2)
 
     def wait_for(text):
-        deadline = time.monotonic() + 60
-        while text not in caplog.text:
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.02)
+        wait_until(lambda: text in caplog.text)
 
     client = lp.CourierClient("127.0.0.1:9", call_timeout=60)
     call = client.futures.same(1)

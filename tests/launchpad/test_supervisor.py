@@ -20,12 +20,11 @@ from rl_replicator.processes import signals
 from tests.waiting import wait_until
 
 
-class _Worker:
+class _Worker(lp_member.Worker):
     """Logs the calls it receives; the test reports its state to the supervisor."""
 
     silent_secs = 0.0
     is_stopped = False
-    is_killable = True
 
     def __init__(self, name: str, log: list[str]):
         self._name = name
@@ -48,9 +47,6 @@ class _Worker:
 
     def send_address(self, key: str, address: str) -> None:
         self._log.append(f"address {self._name} {address}")
-
-    def close(self) -> None:
-        pass
 
     def end_frozen(self, secs: float) -> None:
         self._log.append(f"end {self._name} after {secs:g} s")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -17,7 +15,6 @@ import launchpad as lp
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import tunnel
 from launchpad.rpc import server as rpc_server
-from launchpad.rpc import tls
 
 _SECRET, _WRONG = b"r" * 32, b"w" * 32
 
@@ -112,37 +109,6 @@ def test_nodes_of_other_machines_reach_a_table_and_nobody_else_does(serve):
     while _refuses(far.server_address):
         assert time.monotonic() < deadline
     assert far.server_info()["queue"].current_size == 0
-
-
-@pytest.mark.parametrize(
-    ("secret", "is_client_known"), [(_SECRET, True), (_WRONG, False), (None, False)]
-)
-def test_both_sides_of_an_encrypted_connection_show_a_certificate(secret, is_client_known):
-    if secret is None:
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    else:
-        client = tls.context(secret, is_server=False)
-    left, right = socket.socketpair()
-    got = []
-
-    def accept() -> None:
-        try:
-            with tls.context(_SECRET, is_server=True).wrap_socket(left, True) as server:
-                got.append(server.recv(100))
-        except ssl.SSLError as error:
-            got.append(error)
-            left.close()
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    try:
-        with client.wrap_socket(right) as connection:
-            connection.sendall(b"hello")
-    except OSError:
-        pass
-    thread.join(60)
-    assert (got == [b"hello"]) == is_client_known, got
 
 
 # What a process on another machine attempts on the ports of a replay and of a node.

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -44,15 +43,6 @@ def listen():
     server = socket.create_server(("", int(address.split(":")[1])))
     print("listens")
 """
-
-
-def impatient(seconds):
-    """The command of a supervisor that gives tasks this many seconds to end."""
-    code = (
-        "import sys; from rl_replicator.jobs import supervisor; "
-        f"supervisor.SECONDS_TO_END = {seconds}; sys.exit(supervisor.main())"
-    )
-    return (sys.executable, "-c", code)
 
 
 @pytest.fixture
@@ -198,19 +188,6 @@ wait()"""
 
 
 @pytest.mark.processes
-def test_what_does_not_end_after_a_signal_is_killed_and_named(run, tmp_path):
-    code = "deaf() if task['index'] else ready()"
-    process = run(code, "--workers", "3", command=impatient(1))
-    tasks = ready(tmp_path, "worker 0", "worker 1", "worker 2")
-    wait_until_gone(tasks[:1])
-    process.send_signal(signal.SIGTERM)
-    status, text = finished(process)
-    assert status == 128 + signal.SIGTERM
-    assert "supervisor | killed after 1 s: worker 1, worker 2" in text
-    assert all_gone(tasks)
-
-
-@pytest.mark.processes
 def test_parameter_servers_are_there_while_the_chief_saves(run, tmp_path):
     code = """
 def end(*_):
@@ -243,30 +220,6 @@ def test_a_second_signal_kills_at_once(run, tmp_path):
     assert status == 128 + signal.SIGINT
     assert "supervisor | SIGINT again: killing all nodes" in text
     assert all_gone(tasks)
-
-
-@pytest.mark.processes
-def test_a_job_goes_on_when_nobody_reads_its_lines(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM + "if starts < 2: die()")
-    program = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
-    words = shlex.join([*SUPERVISOR, "--workers", "1", "--", *program])
-    line = f"{words} |& true; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", line], cwd=ROOT, timeout=90).returncode == 0
-    assert starts(tmp_path, "worker 0") == 2
-
-
-@pytest.mark.processes
-def test_no_process_outlives_a_killed_supervisor(run, tmp_path):
-    code = """
-child = subprocess.Popen(["sleep", "600"])
-(file.parent / f"child {task['index']}").write_text(str(child.pid))
-deaf()
-"""
-    process = run(code, "--workers", "2")
-    tasks = pids(tmp_path, "worker 0", "worker 1", "child 0", "child 1")
-    process.kill()
-    process.wait()
-    wait_until_gone(tasks)
 
 
 @pytest.mark.processes

@@ -41,27 +41,6 @@ def test_signals_are_handled_inside(handlers):
     assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == former
 
 
-def test_an_ignored_sigint_stays_ignored_and_sigterm_works(handlers):
-    handlers(signal.SIG_IGN)
-    received = []
-    with signals.handled(lambda number, _: received.append(number)):
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        send(signal.SIGINT)
-        send(signal.SIGTERM)
-    assert received == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_handler_over_this_one_stays(handlers):
-    handlers(signal.default_int_handler)
-    over = lambda number, _: None  # noqa: E731 - compared below.
-    with signals.handled(lambda number, _: None):
-        signal.signal(signal.SIGINT, over)
-    assert signal.getsignal(signal.SIGINT) == over
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
 def test_a_handler_is_taken_once(handlers):
     handlers(signal.default_int_handler)
     handler = lambda number, _: None  # noqa: E731 - compared below.
