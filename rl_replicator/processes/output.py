@@ -87,14 +87,16 @@ class _Copy:
         threading.Thread(target=self._run, name=f"copy {target}", daemon=True).start()
 
     def drain(self, timeout: float) -> None:
-        """Copies what is in the pipe now; waits up to `timeout` seconds for the lines before."""
-        if self._busy.acquire(timeout=timeout):
-            try:
-                self._copy(_PIPE_BYTES)
-                if not self._stream.closed:  # An orphan has it; the process itself has ended.
-                    self._copy(1)
-            finally:
-                self._busy.release()
+        """Waits until what is in the pipe now is copied, at most `timeout` seconds."""
+        # In a thread, because our own output may block.
+        helper = threading.Thread(target=self._copy_rest, name="drain", daemon=True)
+        helper.start()
+        helper.join(timeout)
+
+    def _copy_rest(self) -> None:
+        with self._busy:
+            self._copy(_PIPE_BYTES)
+            self._copy(1)  # The end of the pipe, unless an orphan has it.
 
     def _run(self) -> None:
         poll = select.poll()
