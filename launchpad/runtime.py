@@ -53,9 +53,13 @@ class ProgramInfo:
     owners: Mapping[str, str]
 
 
+def _ignore(*args: Any) -> None:
+    pass
+
+
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """How a runtime communicates with its engine.
+    """How a runtime communicates with its engine; by default, it does not.
 
     Attributes:
       publish: (address key, address): announce the address to all nodes.
@@ -67,12 +71,12 @@ class Callbacks:
       tell_failure: (error) -> None: report the error with which the node is about to fail.
     """
 
-    publish: Callable[[str, str], object]
-    set_state: Callable[[str], object]
-    request_stop: Callable[[], object]
-    interrupt: Callable[[], object]
-    give_up: Callable[[Exception, float], object]
-    tell_failure: Callable[[BaseException], object]
+    publish: Callable[[str, str], object] = _ignore
+    set_state: Callable[[str], object] = _ignore
+    request_stop: Callable[[], object] = _ignore
+    interrupt: Callable[[], object] = _ignore
+    give_up: Callable[[Exception, float], object] = _ignore
+    tell_failure: Callable[[BaseException], object] = _ignore
 
 
 # States of a node, in order. A node in a PASSIVE state has no work of its own to do.

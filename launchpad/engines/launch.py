@@ -269,11 +269,7 @@ def _launcher_runtime(
         launch_.book,
         lp_runtime.Callbacks(
             publish=lambda key, address: supervisor.post_publish(None, key, address),
-            set_state=lambda state: None,
             request_stop=supervisor.post_stop,
-            interrupt=lambda: None,
-            give_up=lambda error, stuck_secs: None,
-            tell_failure=lambda error: None,
         ),
     )
     runtime.is_node = False

@@ -95,9 +95,10 @@ class MethodServer:
         self._forward: Callable[[bytes], bytes] | None = None
         self._answers = _Answers()
         self._pool = _DaemonExecutor(thread_pool_size, "courier")
-        self._server = grpc.server(
-            self._pool, handlers=(_Router(self._handle),), options=list(_OPTIONS)
-        )
+        service, _, method = CALL_PATH.removeprefix("/").partition("/")
+        handlers = {method: grpc.unary_unary_rpc_method_handler(self._handle)}
+        handler = grpc.method_handlers_generic_handler(service, handlers)
+        self._server = grpc.server(self._pool, handlers=(handler,), options=list(_OPTIONS))
         self.has_started = False
         self._port = tls.add_port(self._server, address, secret, identity)
         host, _, port = address.rpartition(":")
@@ -159,7 +160,8 @@ class MethodServer:
         """Returns when the server has stopped."""
         self._server.wait_for_termination()
 
-    def _handle(self, metadata: Any, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _handle(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        metadata = context.invocation_metadata()
         answer = self._answers.get(_value(metadata), lambda: self._answer(request))
         if COMPRESS in metadata:
             context.set_compression(COMPRESSION)
@@ -184,17 +186,6 @@ class MethodServer:
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
         finally:
             lp_runtime.set_thread_runtime(previous)
-
-
-class _Router(grpc.GenericRpcHandler):
-    def __init__(self, handle: Callable[[Any, bytes, grpc.ServicerContext], bytes]):
-        self._handle = handle
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        if handler_call_details.method != CALL_PATH:
-            return None
-        metadata = handler_call_details.invocation_metadata
-        return grpc.unary_unary_rpc_method_handler(functools.partial(self._handle, metadata))
 
 
 def _value(metadata: Iterable[Any]) -> bytes:

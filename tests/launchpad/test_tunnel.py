@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 import threading
@@ -22,10 +21,7 @@ _SECRET, _WRONG = b"r" * 32, b"w" * 32
 def _runtime(host: str, book: dict) -> lp_runtime.NodeRuntime:
     """Returns the runtime of a node on the machine with this address; all have one program."""
     info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
-    ignore = [lambda *args: None] * (len(dataclasses.fields(lp_runtime.Callbacks)) - 1)
-    return lp_runtime.NodeRuntime(
-        "node", 0, info, book, lp_runtime.Callbacks(book.__setitem__, *ignore)
-    )
+    return lp_runtime.NodeRuntime("node", 0, info, book, lp_runtime.Callbacks(book.__setitem__))
 
 
 def _tables():
