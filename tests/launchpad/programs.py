@@ -326,25 +326,6 @@ class Source:
         raise KeyError("from the source")
 
 
-class Batched:
-    """Records the shapes of the batches that it receives."""
-
-    def __init__(self, batch_size: int, pad_batch: bool):
-        self.shapes: list[Any] = []
-        self.compute = lp.batched_handler(batch_size=batch_size, timeout=1.0, pad_batch=pad_batch)(
-            self.compute
-        )
-
-    def compute(self, values: Any, scale: Any = None) -> Any:
-        self.shapes.append((values["x"].shape, len(scale)))
-        if scale[0] is None:
-            raise ValueError("no scale")
-        return {"sum": values["x"].sum(axis=1), "scale": (scale, values["x"] * 2)}
-
-    def seen(self) -> list[Any]:
-        return self.shapes
-
-
 def tell_pid(recorder: Any, name: str) -> None:
     recorder.add((name, os.getpid()))
 

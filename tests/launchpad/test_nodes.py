@@ -148,7 +148,7 @@ def test_what_is_not_allowed_is_said_in_one_line():
         (ValueError, "; set it on the colocation", lambda: lp.MultiThreadingColocation([part])),
         (ValueError, "positive", lambda: lp.CacherNode(lp.PyNode(print).create_handle(), 0, 10)),
         (ValueError, "positive", lambda: lp.batched_handler(batch_size=0)),
-        (TypeError, "not bound", lambda: lp.batched_handler(2)(programs.Batched.compute)),
+        (TypeError, "not bound", lambda: lp.batched_handler(2)(programs.Source.get_variables)),
         (ValueError, "negative", lambda: lp.RestartPolicy(max_restarts=-1)),
         (ValueError, "negative", lambda: lp.RestartPolicy(max_backoff_secs=float("nan"))),
         (
@@ -242,34 +242,6 @@ def test_a_stale_answer_is_not_given(monkeypatch):
     manager.stop_and_wait()
 
 
-@pytest.mark.parametrize("pad_batch", [False, True])
-def test_concurrent_calls_are_batched(pad_batch, monkeypatch):
-    collect, num_calls = courier_utils._Batcher._collect, [6]
-
-    def collect_from_all(batcher):
-        if num_calls:
-            expected = num_calls.pop()
-            _wait_until(lambda: batcher._calls.qsize() == expected)
-        return collect(batcher)
-
-    monkeypatch.setattr(courier_utils._Batcher, "_collect", collect_from_all)
-    program = lp.Program("test")
-    node = lp.CourierNode(programs.Batched, 4, pad_batch)
-    handle = program.add_node(node, label="batched")
-    manager = lp.launch(program, "test_mt")
-    client = manager.resolve(handle)
-    calls = [client.futures.compute({"x": np.full(3, i)}, scale=i) for i in range(6)]
-    for i, call in enumerate(calls):
-        result = call.result(timeout=60)
-        assert result["sum"] == 3 * i and result["scale"][0] == i
-        np.testing.assert_array_equal(result["scale"][1], np.full(3, 2 * i))
-    last = ((4, 3), 4) if pad_batch else ((2, 3), 2)
-    assert client.seen() == [((4, 3), 4), last]
-    with pytest.raises(ValueError, match="no scale"):
-        client.compute({"x": np.zeros(3)}, scale=None)
-    manager.stop_and_wait()
-
-
 @pytest.fixture
 def call_together(monkeypatch):
     """A function that makes calls, given as (args, kwargs), in order and returns their results."""
@@ -292,6 +264,22 @@ def call_together(monkeypatch):
             return [each.exception(60) or each.result() for each in running]
 
     return call_all
+
+
+@pytest.mark.parametrize(("pad_batch", "num_rows"), [(False, 2), (True, 4)])
+def test_structures_are_batched_by_element(call_together, pad_batch, num_rows):
+    seen = []
+
+    def compute(values, scale):
+        seen.append((values["x"].shape, len(scale)))
+        return {"sum": values["x"].sum(axis=1), "scale": (scale, values["x"] * 2)}
+
+    handler = lp.batched_handler(batch_size=4, timeout=0.5, pad_batch=pad_batch)(compute)
+    calls = [(({"x": np.full(3, i)},), {"scale": i}) for i in range(2)]
+    for i, result in enumerate(call_together(handler, *calls)):
+        assert result["sum"] == 3 * i and result["scale"][0] == i
+        np.testing.assert_array_equal(result["scale"][1], np.full(3, 2 * i))
+    assert seen == [((num_rows, 3), num_rows)]
 
 
 def test_a_batch_takes_calls_of_any_style(call_together):
