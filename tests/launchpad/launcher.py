@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 
-from launchpad.launch import signal_handling
-
 import launchpad as lp
+from launchpad.engines import manager as signal_handling
 
 
 class Note:
