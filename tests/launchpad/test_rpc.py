@@ -113,6 +113,7 @@ def test_an_exception_keeps_type_message_and_attributes_whatever_its_init_takes(
     for each in (errors.ExceptionRecord.of(error).rebuild(), errors.as_status(error)):
         assert isinstance(each, type(error)) and str(each) == str(error)
         assert each.args[:1] == error.args[:1] and vars(each) == vars(error)
+    assert isinstance(errors.as_status(error), errors.StatusNotOk)
     assert isinstance(errors.ExceptionRecord.of(_Mute()).rebuild(), _Mute)
 
 
