@@ -48,6 +48,7 @@ class OffPolicyAgent(abc.ABC):
     """
 
     extras_spec: Any = ()
+    adder_type: type[NStepTransitionAdder] = NStepTransitionAdder
     """Nest of float32 `specs.Array` that actors record with each action for the learner."""
 
     def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
@@ -288,7 +289,7 @@ class OffPolicyAgent(abc.ABC):
         self, client: reverb.Client, on_wait: Callable[[float], bool | None]
     ) -> NStepTransitionAdder:
         """Makes the adder, which writes discounted n-step transitions."""
-        return NStepTransitionAdder(
+        return self.adder_type(
             client,
             self.layout,
             n_step=self.config.n_step,
@@ -332,7 +333,7 @@ class OffPolicyAgent(abc.ABC):
         self, replicator: rr.Replicator, replay: LocalReplay, total_agent_steps: int
     ) -> ReplayLearner:
         """See `agents.agent.Agent`."""
-        if self.extras_spec != ():
+        if self.extras_spec != () and self.adder_type is NStepTransitionAdder:
             raise ConfigError(
                 f"--deterministic: expected an agent without extras, got {type(self).__name__} "
                 "with extras, which cannot be computed again; leave the option out"

@@ -1,6 +1,7 @@
 """D4PG: its networks and its learner, on top of the parts that off-policy agents share."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import sonnet as snt
@@ -10,8 +11,10 @@ import rl_replicator as rr
 from agents.d4pg.config import MAX_RETURN
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import CriticLoss, find_critic_loss
+from agents.learning.value_scale import BOUND, ReturnScale
 from agents.networks.mlp import CriticTorso
 from agents.off_policy_agent import OffPolicyAgent
+from agents.replay.adder import NStepTransitionAdder, ReturnAdder
 from rl_replicator.errors import ConfigError
 
 # How much the initial logits fall from atom to atom, away from a return of 0: steep enough for a
@@ -80,6 +83,26 @@ class D4PG(OffPolicyAgent):
         # For logits far from 0, all exponentials could be 0 without the shift.
         return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits.min())
 
+    @property
+    def follows_returns(self) -> bool:
+        """Whether rewards are divided by the spread of the returns, see `D4PGConfig.value_scale`.
+
+        Some specs use float32's greatest number where rewards are unbounded.
+        """
+        low, high = self._value_range()
+        is_bounded = abs(low) <= MAX_RETURN and abs(high) <= MAX_RETURN
+        return self.config.value_scale == "returns" or not is_bounded
+
+    @property
+    def extras_spec(self) -> Any:
+        """The discounted rewards so far, if the learner needs them."""
+        return ReturnAdder.SPEC if self.follows_returns else ()
+
+    @property
+    def adder_type(self) -> type[NStepTransitionAdder]:  # type: ignore[override]
+        """The adder that stores them."""
+        return ReturnAdder if self.follows_returns else NStepTransitionAdder
+
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
         super().check_config()
@@ -102,38 +125,23 @@ class D4PG(OffPolicyAgent):
             augment=self.observations.augment,
             replicator=replicator,
             critic_loss=self.make_critic_loss(),
+            scale=ReturnScale() if self.follows_returns else lambda extras: tf.ones([]),
         )
 
     def atoms(self) -> np.ndarray:
         """Returns the support of the critic: [Z] float32, evenly spaced.
 
-        The sum of gamma**t over all t is 1 / (1 - gamma). An episode may end at any step, with
-        returns near 0. So returns lie between min(lowest reward, 0) and max(highest reward, 0),
-        each times this sum.
+        If rewards are divided by the spread of the returns, it is that of the divided returns.
 
         Raises:
-          ConfigError: if neither the environment nor the config bounds the rewards, or the range is
-            empty, or too narrow for float32.
+          ConfigError: if the range is empty, or too narrow for float32.
         """
-        config, reward = self.config, self.environment_spec.rewards
-        horizon = 1.0 / (1.0 - self.discount)
-        low, high = config.value_min, config.value_max
-        if low is None:
-            low = min(0.0, float(getattr(reward, "minimum", -np.inf))) * horizon
-        if high is None:
-            high = max(0.0, float(getattr(reward, "maximum", np.inf))) * horizon
-        # Some specs use float32's greatest number where rewards are unbounded.
-        is_bounded = abs(low) <= MAX_RETURN and abs(high) <= MAX_RETURN
-        if is_bounded and low >= high:
+        config = self.config
+        low, high = (-BOUND, BOUND) if self.follows_returns else self._value_range()
+        if low >= high:
             raise ConfigError(
                 f"--agent.value-min: expected less than the highest return ({high:g}), got "
                 f"{low:g}; pass --agent.value-min and --agent.value-max"
-            )
-        if not is_bounded:
-            raise ConfigError(
-                "expected the range of returns, but this environment does not bound its rewards "
-                f"(got [{low:g}, {high:g}]); bound reward_spec() (Gymnasium: reward_range), also "
-                "that of a wrapper, or pass --agent.value-min and --agent.value-max"
             )
         atoms = np.linspace(low, high, config.num_atoms, dtype=np.float32)
         if not (np.diff(atoms) > 0).all():
@@ -143,6 +151,22 @@ class D4PG(OffPolicyAgent):
                 "pass --agent.value-min and --agent.value-max further apart"
             )
         return atoms
+
+    def _value_range(self) -> tuple[float, float]:
+        """Returns the lowest and the highest return.
+
+        The sum of gamma**t over all t is 1 / (1 - gamma). An episode may end at any step, with
+        returns near 0. So returns lie between min(lowest reward, 0) and max(highest reward, 0),
+        each times this sum.
+        """
+        config, reward = self.config, self.environment_spec.rewards
+        horizon = 1.0 / (1.0 - self.discount)
+        low, high = config.value_min, config.value_max
+        if low is None:
+            low = min(0.0, float(getattr(reward, "minimum", -np.inf))) * horizon
+        if high is None:
+            high = max(0.0, float(getattr(reward, "maximum", np.inf))) * horizon
+        return low, high
 
     def _prior_logits(self) -> np.ndarray:
         """Returns the logits of a new critic in every state, [Z] float32."""

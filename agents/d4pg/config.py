@@ -41,6 +41,11 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     value_max: float | None = None
     """Highest atom. Default: from the environment's highest reward and the discount. The reference
     implementation uses 150."""
+    value_scale: Literal["bounds", "returns"] = "bounds"
+    """What the atoms span: `bounds`, the range that follows from the bounds of the rewards, or from
+    `value_min` and `value_max`; `returns`, five times the spread of the returns seen so far, on
+    both sides of 0. An environment that does not bound its rewards has `returns`, unless
+    `value_min` and `value_max` are given."""
     critic_prior: Literal["zero", "uniform"] = "zero"
     """Returns that a new critic predicts: `zero`, near 0; `uniform`, the middle of the value range,
     as in the paper. If the range is [0, 100] and the critic starts at 50, the policy learns only

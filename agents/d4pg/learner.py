@@ -1,6 +1,7 @@
 """The learner's variables and one step of D4PG, written for a single device."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import sonnet as snt
@@ -36,6 +37,7 @@ class D4PGLearner(tf.Module):
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
         critic_loss: losses.CriticLoss,
+        scale: Callable[[Any], tf.Tensor],
     ):
         """Makes the optimizers.
 
@@ -48,12 +50,14 @@ class D4PGLearner(tf.Module):
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
           critic_loss: function with the arguments and results of `losses.categorical_td_loss`.
+          scale: the extras of a batch -> a scalar by which rewards are divided.
         """
         super().__init__(name="d4pg")
         check_deterministic(online.policy)
         self._config = config
         self._atoms = tf.constant(atoms, tf.float32)
         self._critic_loss = losses.checked(critic_loss)
+        self._scale = scale
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()
@@ -91,7 +95,8 @@ class D4PGLearner(tf.Module):
           The new priorities and the metrics.
         """
         config, online, target = self._config, self.online, self.target
-        o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1, a_tm1, r_t, d_t, o_t, extras = sample.transition
+        scale = self._scale(extras)
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
 
@@ -104,7 +109,7 @@ class D4PGLearner(tf.Module):
             s_tm1 = online.encoder(o_tm1)  # [B, F]
             logits_tm1 = online.critic(s_tm1, a_tm1)  # [B, Z]
             td_losses, td_targets = self._critic_loss(
-                logits_tm1, r_t, d_t, target_probs, self._atoms
+                logits_tm1, r_t / scale, d_t, target_probs, self._atoms
             )  # [B], [B, Z]
             weights = normalized_weights(
                 sample, config.replay, self.num_steps, self._total_steps
@@ -146,7 +151,7 @@ class D4PGLearner(tf.Module):
             priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
-                "q_mean": tf.reduce_mean(q),
+                "q_mean": scale * tf.reduce_mean(q),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
                 **diagnostics.step_metrics(

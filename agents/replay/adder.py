@@ -8,7 +8,7 @@ from typing import NamedTuple
 import dm_env
 import numpy as np
 import reverb
-from acme import types
+from acme import specs, types
 from acme.adders import base
 
 from agents.replay.transitions import Layout
@@ -221,3 +221,30 @@ class NStepTransitionAdder(base.Adder):
     def close(self) -> None:
         """Closes the writer; unconfirmed transitions may be lost."""
         self._writer.close()
+
+
+class ReturnAdder(NStepTransitionAdder):
+    """An adder that stores the discounted rewards of the episode so far with each transition.
+
+    The sum is G_t = r_t + gamma d_{t-1} G_{t-1}, the transition's extras (`SPEC`), whatever extras
+    the actor has.
+    """
+
+    SPEC = specs.Array((), np.float32, "discounted_rewards")
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode; see `NStepTransitionAdder`."""
+        super().add_first(timestep)
+        self._sum = self._factor = 0.0
+
+    def add(
+        self,
+        action: types.NestedArray,
+        next_timestep: dm_env.TimeStep,
+        extras: types.NestedArray = (),
+    ) -> None:
+        """Adds an action and the step it led to; see `NStepTransitionAdder`."""
+        del extras
+        self._sum = float(next_timestep.reward) + self._factor * self._sum
+        self._factor = self._discount * float(next_timestep.discount)
+        super().add(action, next_timestep, np.float32(self._sum))

@@ -177,20 +177,48 @@ def test_what_a_new_critic_expects(config, expected):
     np.testing.assert_allclose(q, np.full(64, expected), atol=6)
 
 
-def test_rewards_without_bounds_ask_for_a_value_range():
-    spec = make_spec(rewards=specs.Array((), np.float32))
-    with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
-        D4PG(D4PGConfig(), spec)
-    for half in ({"value_min": 0.0}, {"value_max": 3.0}):
-        with pytest.raises(
-            ConfigError, match=r"does not bound its rewards .*; bound reward_spec\(\)"
-        ):
-            D4PG(D4PGConfig(**half), spec)
-    D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
-    # This bound is finite, but its sum over an episode would overflow float32.
-    spec = make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, np.finfo(np.float32).max))
-    with pytest.raises(ConfigError, match="does not bound its rewards"):
-        D4PG(D4PGConfig(), spec)
+UNBOUNDED = specs.Array((), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "rewards", "follows"),
+    [
+        ({}, UNBOUNDED, True),
+        ({"value_max": 3.0}, UNBOUNDED, True),
+        ({"value_min": 0.0, "value_max": 3.0}, UNBOUNDED, False),
+        ({}, specs.BoundedArray((), np.float32, 0.0, np.finfo(np.float32).max), True),
+        ({}, specs.BoundedArray((), np.float32, 0.0, 1.0), False),
+        ({"value_scale": "returns"}, specs.BoundedArray((), np.float32, 0.0, 1.0), True),
+    ],
+)
+def test_where_no_bounds_are_known_the_atoms_follow_the_returns(config, rewards, follows):
+    agent = D4PG(D4PGConfig(**config), make_spec(rewards=rewards))
+    assert agent.follows_returns == follows
+    assert (agent.atoms()[[0, 25, 50]].tolist() == [-5, 0, 5]) == follows
+
+
+def test_rewards_are_divided_by_the_spread_of_the_returns():
+    """As if the environment gave rewards so much smaller, with the support of [-5, 5]."""
+    changes = {"policy_layers": (6,), "critic_layers": (6,), "global_batch_size": 8}
+    fixed = D4PG(D4PGConfig(value_min=-5.0, value_max=5.0, **changes), make_spec())
+    following = D4PG(D4PGConfig(**changes), make_spec(rewards=UNBOUNDED))
+    sample = fixed_samples.make_samples(8, -30.0, 90.0)
+    returns = np.linspace(-200.0, 500.0, 8).astype(np.float32)
+    scale = max(returns.std(), 500 / 5)
+    outputs = []
+    for agent, rewards, extras in (
+        (fixed, sample.transition.reward / np.float32(scale), ()),
+        (following, sample.transition.reward, returns),
+    ):
+        tf.random.set_seed(1)
+        module = agent.make_module(rr.make("single_device"), total_steps=1)
+        transition = sample.transition._replace(reward=rewards, extras=extras)
+        outputs.append(module.step_fn(sample._replace(transition=transition)))
+    metrics = [output.metrics for output in outputs]
+    assert scale > 100 and abs(metrics[0]["q_mean"]) > 1e-3
+    np.testing.assert_allclose(metrics[1]["critic_loss"], metrics[0]["critic_loss"], rtol=1e-5)
+    np.testing.assert_allclose(metrics[1]["q_mean"], scale * metrics[0]["q_mean"], rtol=1e-4)
+    np.testing.assert_allclose(outputs[1].priorities, outputs[0].priorities, rtol=1e-4)
 
 
 def test_a_range_without_returns_is_refused():

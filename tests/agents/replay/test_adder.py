@@ -10,7 +10,7 @@ import reverb
 from acme import specs
 
 import environments
-from agents.replay.adder import n_step_return
+from agents.replay.adder import ReturnAdder, n_step_return
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from tests.agents.fixed_samples import make_spec
@@ -95,6 +95,21 @@ def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount
         rtol=1e-6,
     )
     np.testing.assert_array_equal(transition.next_observation[:, 0], [3, 4, 4, 4])
+
+
+def test_the_discounted_rewards_so_far_are_stored():
+    layout = TransitionLayout(make_spec(2, 1), ReturnAdder.SPEC)
+    server = reverb.Server([make_table(layout)])
+    client = reverb.Client(f"localhost:{server.port}")
+    settings = {"n_step": 2, "discount": 0.5, "initial_priority": 1.0, "max_in_flight": 0}
+    adder = ReturnAdder(client, layout, **settings, on_wait=print)
+    for rewards in ([1.0, 2.0, 4.0], [8.0]):
+        play(adder, rewards, last_discount=0.0)
+    adder.flush()
+    _, transition = rows(server, layout, 4)
+    np.testing.assert_array_equal(transition.extras, [1, 2 + 0.5, 4 + 1 + 0.25, 8])
+    np.testing.assert_array_equal(transition.reward, [2, 4, 4, 8])
+    server.stop()
 
 
 def test_an_episode_cut_off_leaves_no_partial_window(server, layout):

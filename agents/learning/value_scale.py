@@ -1,0 +1,42 @@
+"""Rewards in units of the spread of the returns, for critics whose values must stay in a range."""
+
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.networks.encoders import RunningNormalization
+
+# The largest absolute value of a scaled return.
+BOUND = 5.0
+# Before the first reward, all returns are 0.
+_LEAST = 1e-8
+
+
+class ReturnScale(tf.Module):
+    """The spread of the returns seen so far, by which rewards are divided.
+
+    Lee et al. 2025 (SimbaV2, arXiv:2502.15280), section 4.3: the standard deviation of G_t, the
+    discounted rewards of an episode so far, but at least max |G_t| / 5. Here, the moments are those
+    of the batches drawn from the replay, over all replicas.
+    """
+
+    def __init__(self, name: str = "return_scale"):
+        """Makes the variables; checkpoints hold them, and no optimizer trains them."""
+        super().__init__(name=name)
+        self._moments = RunningNormalization("returns")
+        self._moments(tf.zeros([1, 1]))  # Makes its variables.
+        self._highest = tf.Variable(0.0, trainable=False, name="highest")
+
+    def __call__(self, returns: tf.Tensor) -> tf.Tensor:
+        """Adds a batch; all replicas call it, with batches of equal size.
+
+        Args:
+          returns: [B] float32, G_t of a replica's batch.
+
+        Returns:
+          A positive scalar, equal on all replicas.
+        """
+        self._moments.update(returns[:, tf.newaxis])
+        highest = rr.collectives.all_max(tf.reduce_max(tf.abs(returns)))
+        self._highest.assign(tf.maximum(self._highest, highest))
+        deviation = tf.sqrt(self._moments.variance[0])
+        return tf.maximum(tf.maximum(deviation, self._highest / BOUND), _LEAST)
