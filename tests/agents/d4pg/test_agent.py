@@ -8,7 +8,7 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from acme import specs
+from acme import specs, types
 
 import environments
 import rl_replicator as rr
@@ -19,6 +19,7 @@ from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.local import LocalReplay
 from agents.replay.table import TABLE
+from agents.replay.transitions import Sample
 from environments.engines import EnvironmentsInTurn
 from rl_replicator.errors import ConfigError
 from tests.agents import fixed_samples
@@ -212,8 +213,9 @@ def test_rewards_are_divided_by_the_spread_of_the_returns():
     ):
         tf.random.set_seed(1)
         module = agent.make_module(rr.make("single_device"), total_steps=1)
-        transition = sample.transition._replace(reward=rewards, extras=extras)
-        outputs.append(module.step_fn(sample._replace(transition=transition)))
+        o_tm1, a_tm1, _, d_t, o_t, _ = sample.transition
+        transition = types.Transition(o_tm1, a_tm1, rewards, d_t, o_t, extras)
+        outputs.append(module.step_fn(Sample(*sample[:3], transition)))
     metrics = [output.metrics for output in outputs]
     assert scale > 100 and abs(metrics[0]["q_mean"]) > 1e-3
     np.testing.assert_allclose(metrics[1]["critic_loss"], metrics[0]["critic_loss"], rtol=1e-5)
