@@ -183,8 +183,9 @@ def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
 
 
 def _action(spec: Any) -> str:
-    low, high = np.min(spec.minimum), np.max(spec.maximum)
-    return f"float32 {list(spec.shape)}, within [{low:g}, {high:g}]"
+    limits = (np.broadcast_to(x, spec.shape).ravel() for x in (spec.minimum, spec.maximum))
+    ranges = dict.fromkeys(f"[{low:g}, {high:g}]" for low, high in zip(*limits, strict=True))
+    return f"float32 {list(spec.shape)}, within {', '.join(ranges)}"
 
 
 # Key: whether the policy is from pixels.

@@ -226,7 +226,7 @@ def test_the_card_says_what_it_is(exported):
         "| environment steps | 1,000 |",
         "| return | 8.25 (min 7, max 9, 5 episodes) |",
         "| observation | float32 vector: arm 0:4, height 4:5 |",
-        "| action | float32 [1, 2], within [-3, 5] |",
+        "| action | float32 [1, 2], within [-3, 5], [0, 0.25] |",
         '"policy_layers"',
     ):
         assert line in card, card

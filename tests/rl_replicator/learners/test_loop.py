@@ -38,8 +38,10 @@ from tests.rl_replicator.learners.tiny_learners import (
     Y,
 )
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 
-def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0, **settings):
+
+def make(kind, path, replicas="single_device", steps_per_call=5, seconds=1000.0, **settings):
     replicator = rr.make(replicas)
     learner = kind(replicator, dataclasses.replace(Config(), **settings))
     return learner, Training(
@@ -74,7 +76,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
 def test_a_whole_run(tmp_path, replicas, uninterrupted):
-    learner, training = make(Regression, tmp_path, replicas)
+    learner, training = make(Regression, tmp_path, replicas, steps_per_call=10)
     assert training.run() is None
     assert training.step == 40
     table = read_metrics(tmp_path, "evaluation")
@@ -342,7 +344,7 @@ def test_skipped_steps_are_reported(tmp_path, caplog):
 
 
 def test_data_that_ends(tmp_path):
-    _, training = make(Finite, tmp_path, steps=10)
+    _, training = make(Finite, tmp_path, steps_per_call=10, steps=10)
     with pytest.raises(errors.ConfigError, match="for 10 steps, but it ended after 5; repeat"):
         training.run()
     assert training.step == 5 and Checkpointer(tmp_path / "checkpoints").is_empty

@@ -313,8 +313,6 @@ def test_command(folder, tmp_path, classifier, capsys):
     assert 1 <= table["inception_score_own_classifier"][0] <= 10
     trained = capsys.readouterr().out.splitlines()[-1]
     assert trained.startswith(f"fid_own_classifier {table['fid_own_classifier'][0]:.4f}, ")
-    assert sngan.evaluate(tmp_path / "run") == 0
-    assert capsys.readouterr().out.splitlines()[-1].split(" after")[0] == trained.split(" after")[0]
     side = tiny_images.SIDE
     picture = tf.io.decode_png((tmp_path / "run" / "samples" / "0000002.png").read_bytes())
     assert picture.shape == [10 * (side + 2) - 2, 10 * (side + 2) - 2, 1]
