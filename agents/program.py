@@ -31,6 +31,19 @@ CACHE_MS = 200
 # How long calls are retried while a server restarts: on a busy machine, a learner takes a minute to
 # import, build and restore what it needs. Servers must remember calls for longer (FORGET_SECS).
 _PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
+_LAUNCH_TYPES = {
+    "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
+    "processes": lp.LaunchType.LOCAL_MULTI_PROCESSING,
+    "ray": lp.LaunchType.RAY,
+}
+_LEARNER = "learner"
+# Pause before the first restart of a node; it doubles with each further one in a row. Nodes are
+# forked, so that a restart costs little.
+_FIRST_PAUSE_SECS = 0.05
+# Set by `share_processors` in the launcher.
+_THREADS = "TF_NUM_INTRAOP_THREADS"
+# Environment variables that the machines of a named cluster do not inherit from the launcher.
+_SHARED = (_THREADS, OPEN_PORTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,21 +160,6 @@ def _join(addresses: Sequence[lp.Address], index: int) -> rr.Replicator:
     addresses[index].resolve()  # Its own first, which publishes it to the others.
     cluster = rr.Cluster.of_workers([address.resolve() for address in addresses], index)
     return rr.MultiWorkerReplicator(cluster)
-
-
-_LAUNCH_TYPES = {
-    "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
-    "processes": lp.LaunchType.LOCAL_MULTI_PROCESSING,
-    "ray": lp.LaunchType.RAY,
-}
-_LEARNER = "learner"
-# Pause before the first restart of a node; it doubles with each further one in a row. Nodes are
-# forked, so that a restart costs little.
-_FIRST_PAUSE_SECS = 0.05
-# Set by `share_processors` in the launcher.
-_THREADS = "TF_NUM_INTRAOP_THREADS"
-# Environment variables that the machines of a named cluster do not inherit from the launcher.
-_SHARED = (_THREADS, OPEN_PORTS)
 
 
 def share_processors() -> None:

@@ -15,6 +15,9 @@ from rl_replicator.exports.program import NotPortableError, Writer
 from rl_replicator.exports.standalone import unpacked
 from rl_replicator.step import random_ops
 
+# TensorFlow computes these faster.
+_SLOW = ("Conv", "MaxPool")
+
 
 class ObservationHistory(Protocol):
     """Makes the agent's observation from those of the episode so far."""
@@ -67,10 +70,6 @@ class FrameStack:
             frames = [self._stack[..., observation.shape[-1] :], observation]
         self._stack = np.concatenate(frames, axis=-1)
         return self._stack
-
-
-# TensorFlow computes these faster.
-_SLOW = ("Conv", "MaxPool")
 
 
 class NumpyPolicy:

@@ -15,6 +15,7 @@ from rl_replicator.errors import ConfigError
 
 # See `categorical_td_loss`.
 CriticLoss = Callable[..., Any]
+_OPTION = "agent.critic_loss"
 
 
 def _check_atoms(atoms: tf.Tensor) -> None:
@@ -136,9 +137,6 @@ def edge_mass(probs):
 
 
 CRITIC_LOSSES = {"categorical": categorical_td_loss}
-
-
-_OPTION = "agent.critic_loss"
 
 
 def find_critic_loss(name: str) -> CriticLoss:

@@ -10,6 +10,7 @@ from agents.replay.transitions import Sample
 from rl_replicator import collectives
 
 TDLoss = Callable[[tf.Tensor], tf.Tensor]
+_OPTION = "agent.td_loss"
 
 
 def squared(td_errors):
@@ -40,9 +41,6 @@ def huber(td_errors):
 
 
 TD_LOSSES = {"squared": squared, "huber": huber}
-
-
-_OPTION = "agent.td_loss"
 
 
 def find_td_loss(name: str) -> TDLoss:

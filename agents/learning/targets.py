@@ -9,6 +9,11 @@ from agents.config import AVERAGING_PERIOD
 from agents.learning.replay_learner import StepModule, StepOutput
 from agents.replay.transitions import Sample
 
+# While a policy still learns fast, the average spans this share of its steps.
+_SHARE = 0.1
+# Prefix of the names under which averages are served.
+_PREFIX = "average_"
+
 
 def polyak(target: tf.Tensor, online: tf.Tensor, rate: tf.Tensor | float) -> tf.Tensor:
     """target + tau * (online - target).
@@ -58,12 +63,6 @@ def update_targets(
         update()
     else:
         tf.cond(is_due, update, lambda: None)
-
-
-# While a policy still learns fast, the average spans this share of its steps.
-_SHARE = 0.1
-# Prefix of the names under which averages are served.
-_PREFIX = "average_"
 
 
 def average_name(name: str) -> str:

@@ -25,6 +25,8 @@ LEARNER_STEPS = "learner_steps"
 EVERYTHING = "everything"
 
 _WEIGHTS = "weights.npz"
+# GPUs may round differently in each call; bfloat16 rounds by a percent.
+_ROUNDING = 0.05
 
 
 class WeightsPart:
@@ -75,10 +77,6 @@ def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
     if not set(names) <= networks:
         raise KeyError(f"expected names among {sorted(networks)}, got {list(names)}")
     return {path: array for path, array in arrays.items() if path.split("/", 1)[0] in names}
-
-
-# GPUs may round differently in each call; bfloat16 rounds by a percent.
-_ROUNDING = 0.05
 
 
 def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:

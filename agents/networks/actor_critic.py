@@ -9,6 +9,10 @@ import tensorflow as tf
 from agents.networks.mlp import CriticTorso, MakeTorso, hidden, layer_norm_mlp
 from rl_replicator.errors import ConfigError
 
+# Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
+# at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
+FREE_PREACTIVATION = 2.0
+
 
 class ActorCritic(NamedTuple):
     """Built networks that a learner trains; actors have copies of the first two.
@@ -32,11 +36,6 @@ class ActorCritic(NamedTuple):
     def critic_variables(self) -> tuple[tf.Variable, ...]:
         """The variables that the critic's loss trains, including the encoder."""
         return (*self.encoder.trainable_variables, *self.critic.trainable_variables)
-
-
-# Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
-# at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
-FREE_PREACTIVATION = 2.0
 
 
 @tf.custom_gradient

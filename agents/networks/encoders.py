@@ -23,6 +23,14 @@ _PLAIN = {
     "drq_v2": ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)),
 }
 _IMPALA_FILTERS = (16, 32, 32)
+# Largest size of a normalised value. A sensor that has been constant so far may deviate by any
+# number of its standard deviations.
+_MAX = 10.0
+# Added to the variance: a dimension that hardly ever changes is scaled up by at most 100.
+_EPSILON = 1e-4
+# Largest size of a value in the moments. The squares of larger ones may overflow float32, and then
+# no later observation could make the variance finite again.
+_MAX_IN_MOMENTS = 1e15
 
 
 def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
@@ -169,16 +177,6 @@ _ENCODERS: dict[str, Callable[[tf.DType, str], snt.Module]] = {
     **{kind: functools.partial(_make_plain, layers) for kind, layers in _PLAIN.items()},
     "impala": _make_impala,
 }
-
-
-# Largest size of a normalised value. A sensor that has been constant so far may deviate by any
-# number of its standard deviations.
-_MAX = 10.0
-# Added to the variance: a dimension that hardly ever changes is scaled up by at most 100.
-_EPSILON = 1e-4
-# Largest size of a value in the moments. The squares of larger ones may overflow float32, and then
-# no later observation could make the variance finite again.
-_MAX_IN_MOMENTS = 1e15
 
 
 def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_count):

@@ -19,9 +19,16 @@ from rl_replicator.errors import CheckpointError
 from rl_replicator.runs.metrics import MetricWriter, read_metrics, space_needed
 from rl_replicator.runs.run_directory import RunDirectory
 
+_LOG = logging.getLogger("agents")
+# Environment steps that an actor may take before it asks for more.
+LEASE = 100
+_SECONDS_BETWEEN_TIMES = 10.0
+# The learner starves if it waits for rows for more than this share of its last seconds.
+_STARVING = 0.8
+
 
 def program_folder(run_dir: Path) -> Path:
-    """Returns the folder, which also holds the saves of the learner alone.
+    """Returns the folder of the running program: its clock, and the saves of the learner alone.
 
     Args:
       run_dir: directory of the run.
@@ -51,15 +58,6 @@ def seconds_taken(run_dir: Path, before: float) -> float:
             clock.parent.mkdir(parents=True, exist_ok=True)
             clock.write_text(repr(now - before), "utf-8")
         return before
-
-
-_LOG = logging.getLogger("agents")
-
-# Environment steps that an actor may take before it asks for more.
-LEASE = 100
-_SECONDS_BETWEEN_TIMES = 10.0
-# The learner starves if it waits for rows for more than this share of its last seconds.
-_STARVING = 0.8
 
 
 @dataclasses.dataclass(frozen=True)

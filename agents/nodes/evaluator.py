@@ -18,6 +18,7 @@ from agents.nodes.run_plan import RunPlan, evaluation_seed
 _FAILED_BELOW = 0.1
 # A return-to-go is complete if what follows a cut-off counts for at most this share.
 _NEGLIGIBLE_DISCOUNT = 0.05
+_POLL_SECONDS = 0.25
 
 
 def counted(episodes: float) -> str:
@@ -107,9 +108,6 @@ def frame_strip(observation: np.ndarray | None) -> np.ndarray | None:
     height, width, channels = observation.shape
     frames = observation.reshape(height, width, channels // 3, 3)
     return frames.transpose(0, 2, 1, 3).reshape(height, -1, 3)
-
-
-_POLL_SECONDS = 0.25
 
 
 class EvaluatorNode:

@@ -23,6 +23,25 @@ from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableVal
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
+_LOG = logging.getLogger("agents")
+# Ctrl-C ends a program within ten seconds: if the replay takes longer than this to write, the last
+# checkpoint links the replay of the one before.
+_SECONDS_TO_SAVE_IN_HASTE = 3.0
+# A replay that died is restarted; if nothing can be saved for this long, the run fails.
+_SECONDS_WITHOUT_REPLAY = 600.0
+SECONDS_BETWEEN_TRIES = 2.0
+# A low estimate, which distinguishes a table that is saved in a second from one that takes ten.
+_BYTES_PER_SECOND = 1.5e7
+# A large table takes seconds to write, which occupies processors and disk: saves take at most a
+# twentieth of the time.
+_PAUSE_PER_WRITING = 20.0
+# Training time that a killed learner repeats, besides its restart, if it is saved fast. Saves may
+# take a hundredth of the time: a learner from pixels, which takes long to write, is saved less
+# often, and so is any learner after a slow write, because writes compete with its steps for
+# processors and disk.
+_LEARNER_SECONDS = 2.0
+_PAUSE_PER_LEARNER = 100.0
+
 
 class LearnerDiverged(UsageError):  # noqa: N818 - named like `rl_replicator.learners`' own
     """A variable of an agent's learner holds NaN or infinity."""
@@ -51,27 +70,6 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
         f"expected finite numbers, got NaN or infinity in variable {bad!r} after learner step "
         f"{learner.num_steps}; lower the learning rates, or scale the rewards ({saved})"
     )
-
-
-_LOG = logging.getLogger("agents")
-
-# Ctrl-C ends a program within ten seconds: if the replay takes longer than this to write, the last
-# checkpoint links the replay of the one before.
-_SECONDS_TO_SAVE_IN_HASTE = 3.0
-# A replay that died is restarted; if nothing can be saved for this long, the run fails.
-_SECONDS_WITHOUT_REPLAY = 600.0
-SECONDS_BETWEEN_TRIES = 2.0
-# A low estimate, which distinguishes a table that is saved in a second from one that takes ten.
-_BYTES_PER_SECOND = 1.5e7
-# A large table takes seconds to write, which occupies processors and disk: saves take at most a
-# twentieth of the time.
-_PAUSE_PER_WRITING = 20.0
-# Training time that a killed learner repeats, besides its restart, if it is saved fast. Saves may
-# take a hundredth of the time: a learner from pixels, which takes long to write, is saved less
-# often, and so is any learner after a slow write, because writes compete with its steps for
-# processors and disk.
-_LEARNER_SECONDS = 2.0
-_PAUSE_PER_LEARNER = 100.0
 
 
 class Saver:

@@ -10,6 +10,8 @@ from typing import Any
 
 # The time between two readings, under the name of a part.
 TOTAL = "total"
+_LOG = logging.getLogger("agents")
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 class Timing:
@@ -133,10 +135,6 @@ class TimeSplit:
             for part, spent in seconds.items()
             if part != TOTAL and seconds[TOTAL] > 0
         }
-
-
-_LOG = logging.getLogger("agents")
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 class StoppedError(Exception):

@@ -18,6 +18,11 @@ from agents.replay.priorities import for_table
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import Layout, Sample
 
+_STATE = "state.json"
+_ROWS = "rows.npy"
+_WEIGHTS = "weights.npy"
+_STREAM = 0x5EED
+
 
 class PriorityTree:
     """Weights of slots in the leaves of a binary tree whose nodes hold the sum of their children.
@@ -74,12 +79,6 @@ class PriorityTree:
             masses -= np.where(goes_right, left, 0.0)
             nodes = 2 * nodes + goes_right
         return nodes - self._num_leaves
-
-
-_STATE = "state.json"
-_ROWS = "rows.npy"
-_WEIGHTS = "weights.npy"
-_STREAM = 0x5EED
 
 
 class LocalReplay:

@@ -28,6 +28,35 @@ _FAILED_SOME, _FAILED_ALL = 0.1, 0.9
 # Lowest effective share of a batch that importance weights may leave.
 _EFFECTIVE_SHARE = 0.2
 _ABSENT = object()
+# A smaller share of time spent waiting is negligible.
+_WAITING_THRESHOLD = 0.05
+# One side holds up the other if it waits for less than this fraction of the other's waiting time.
+_MUCH_LESS = 0.5
+_KINDS = ("actor", "learner")
+_PART_NAMES = {
+    "environment": "environment",
+    "render": "rendering",
+    "policy": "policy",
+    "insert": "insertion",
+    "wait": "waiting",
+    "step": "steps",
+    "priorities": "priorities",
+    "publish": "weights",
+    "save": "checkpoints",
+}
+# The kinds of an actor's work, as named in the verdict.
+_WORK = {
+    "environment": "the environment",
+    "render": "rendering",
+    "policy": "the policy",
+    "insert": "insertion into the replay",
+}
+_CHECKPOINTS = 0.1
+# Shares that add up to no more than this are meaningless, and would be shown as 0 %.
+_NOTHING = 0.01
+# Units of a layer from which bfloat16 is faster on every machine with fast bfloat16.
+_WIDE = 512
+_GPU = "a GPU, or --replicas N on as many devices,"
 
 
 def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
@@ -184,37 +213,6 @@ def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterato
     if effective < _EFFECTIVE_SHARE:
         found = f"importance weights leave {effective:.0%} of each batch"
         yield cause(found, "lower", "--agent.replay.priority-exponent")
-
-
-# A smaller share of time spent waiting is negligible.
-_WAITING_THRESHOLD = 0.05
-# One side holds up the other if it waits for less than this fraction of the other's waiting time.
-_MUCH_LESS = 0.5
-_KINDS = ("actor", "learner")
-_PART_NAMES = {
-    "environment": "environment",
-    "render": "rendering",
-    "policy": "policy",
-    "insert": "insertion",
-    "wait": "waiting",
-    "step": "steps",
-    "priorities": "priorities",
-    "publish": "weights",
-    "save": "checkpoints",
-}
-# The kinds of an actor's work, as named in the verdict.
-_WORK = {
-    "environment": "the environment",
-    "render": "rendering",
-    "policy": "the policy",
-    "insert": "insertion into the replay",
-}
-_CHECKPOINTS = 0.1
-# Shares that add up to no more than this are meaningless, and would be shown as 0 %.
-_NOTHING = 0.01
-# Units of a layer from which bfloat16 is faster on every machine with fast bfloat16.
-_WIDE = 512
-_GPU = "a GPU, or --replicas N on as many devices,"
 
 
 def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:

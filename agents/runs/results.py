@@ -21,6 +21,13 @@ from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, pr
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
 
+_LOG = logging.getLogger("agents")
+# Below this fraction of its usual speed, the learner stands still or repeats steps.
+_STANDS_STILL = 0.5
+# The learner stood still at the end if the time since its last row exceeds this many usual
+# intervals between two rows.
+_ROWS_MISSED = 3
+
 
 class AgentProgressLine:
     """Shows the progress of a run, with rates over the last seconds."""
@@ -101,14 +108,6 @@ def verdict(progress: Progress, is_moving: bool = True) -> str:
     if slowest == "replay" and is_overloaded:  # Everything waits for them, even the replay.
         return f"bottleneck: processors (load {load:.0f} on {processors}; {waits})"
     return f"bottleneck: {slowest} ({waits})"
-
-
-_LOG = logging.getLogger("agents")
-# Below this fraction of its usual speed, the learner stands still or repeats steps.
-_STANDS_STILL = 0.5
-# The learner stood still at the end if the time since its last row exceeds this many usual
-# intervals between two rows.
-_ROWS_MISSED = 3
 
 
 def is_complete(run: RunDirectory, options: AgentOptions) -> bool:
