@@ -358,7 +358,7 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     wait_for_checkpoints(run_dir, process)
     (replay,) = (
         child
-        for child in psutil.Process(forked.program(process)).children()
+        for child in psutil.Process(forked.program(process)).children(recursive=True)
         if "replay/0" in child.cmdline()
     )
     replay.kill()
