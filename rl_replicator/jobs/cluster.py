@@ -46,6 +46,12 @@ class Cluster:
                     )
                 seen[address] = place
         present = ", ".join(seen.values())
+        if self.task_type == "evaluator" and "evaluator" not in self.addresses:
+            raise errors.ConfigError(
+                "expected a process that trains, got the evaluator, which has no place in the "
+                "cluster (as TFJob writes it): run 'rl-replicator eval RUN_DIR' in it, or leave it "
+                "out"
+            )
         if f"{self.task_type} {self.task_index}" not in seen.values():
             raise errors.ConfigError(
                 f"expected this process's task to be one of {present or 'the cluster'}, got "
@@ -149,7 +155,8 @@ def _check_type(task_type: str, addresses: Any) -> None:
 
 def _check_address(place: str, address: Any) -> None:
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+    is_place = host and colon and "/" not in host
+    if not (is_place and port.isdecimal() and 0 < int(port) < 65536):
         raise errors.ConfigError(
             f"expected host:port for {place}, got {address!r}; write 10.0.0.1:2222, for example"
         )

@@ -184,9 +184,10 @@ class CrossReplicaBatchNorm(snt.Module):
         self._axis = tuple(i for i in range(rank) if i != channel)
         self._shape = [size if i == channel else 1 for i in range(rank)]
         parameters = self._shape[1:] if self._channels_first else [size]
-        self.moving_mean.initialize(tf.zeros(self._shape))
-        self.moving_variance.initialize(tf.zeros(self._shape))
-        statistics.declare([*self.moving_mean.variables, *self.moving_variance.variables])
+        for moving in (self.moving_mean, self.moving_variance):
+            statistics.declare(snt.allow_empty_variables(moving).variables)
+            moving.initialize(tf.zeros(self._shape))
+            statistics.declare(moving.variables)
         self.scale = tf.Variable(
             self._scale_init(parameters, dtype), name="scale", trainable=self._create_scale
         )
@@ -250,10 +251,10 @@ def combine(gathered: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def average_declared(variables: Iterable[tf.Variable]) -> None:
     """Averages the moving statistics that a step has updated over the replicas.
 
-    Called at the end of the trace of every replica. The layers' authors declare such variables: not
-    trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving statistics of
-    `tf.keras.layers.BatchNormalization` are. All share one exchange; a variable that the step only
-    reads is left unchanged.
+    Called at the end of the trace of every replica. Such variables are not trainable, floating, and
+    have `tf.VariableAggregation.MEAN`, as those of `tf.keras.layers.BatchNormalization`, and those
+    of Sonnet's moving averages in a replicator's scope. All share one exchange; a variable that the
+    step only reads is left unchanged.
 
     Args:
       variables: the replicator's variables as they were created, each with the copies of all

@@ -23,13 +23,22 @@ class Registry:
     def __init__(self) -> None:
         self._owners: dict[int, weakref.ref] = {}
         self._created: list[weakref.ref] = []
+        # Counters of moving averages of Sonnet by name scope, and the scopes with local averages.
+        self._counters: dict[str, list[weakref.ref]] = {}
+        self._local_scopes: set[str] = set()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Records the variables created inside the context."""
 
         def creator(next_creator: Any, **kwargs: Any) -> Any:
+            if self._is_local_average(kwargs):
+                kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+                kwargs["aggregation"] = tf.VariableAggregation.MEAN
             variable = next_creator(**kwargs)
+            if kwargs.get("name") == "counter":
+                scope = tf.get_current_name_scope()
+                self._counters.setdefault(scope, []).append(weakref.ref(variable))
             # `copy.deepcopy` uses this if it exists.
             variable.__deepcopy__ = functools.partial(_copy, weakref.ref(variable))
             self._created.append(weakref.ref(variable))
@@ -42,6 +51,21 @@ class Registry:
 
         with tf.variable_creator_scope(creator):
             yield
+
+    def _is_local_average(self, kwargs: dict[str, Any]) -> bool:
+        """Whether an `snt.ExponentialMovingAverage` creates a variable, as known by its names.
+
+        Sonnet's batch norm moves it by the batch of each replica, so that the copies are averaged
+        after each step, as those of Keras are. Those of our batch norm are equal, and declared.
+        """
+        scope = tf.get_current_name_scope()
+        found = [reference() for reference in self._counters.get(scope, ())]
+        counters = [counter for counter in found if counter is not None]
+        is_part = kwargs.get("name") in ("hidden", "average") and kwargs.get("trainable") is False
+        if is_part and not all(statistics.is_declared(counter) for counter in counters):
+            self._local_scopes.add(scope)
+            statistics.declare(counters)  # A skipped step is not counted, either.
+        return is_part and scope in self._local_scopes
 
     def created(self) -> list[tf.Variable]:
         """The variables, in the order of their creation, each with the copies of all replicas."""

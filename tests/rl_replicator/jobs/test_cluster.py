@@ -70,6 +70,12 @@ def test_text_that_is_no_configuration(text, message):
         ({"worker": ["a:0"]}, ("worker", 0), "expected host:port"),
         ({"worker": ["a:65536"]}, ("worker", 0), "expected host:port"),
         ({"worker": [7]}, ("worker", 0), "expected host:port for worker 0, got 7"),
+        ({"worker": ["http://a:1"]}, ("worker", 0), "expected host:port for worker 0, got 'http:"),
+        (
+            {"worker": ["a:1"]},
+            ("evaluator", 0),
+            "got the evaluator, which .*: run 'rl-replicator ev",
+        ),
         ({"worker": ["a:1", "a:1"]}, ("worker", 0), "got a:1 for both worker 0 and worker 1"),
     ],
 )

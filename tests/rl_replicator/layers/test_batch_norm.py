@@ -202,6 +202,36 @@ def test_keras_statistics_are_averaged(monkeypatch):
     assert set(exchanged) == {2}  # Neither the scale nor the idle variable.
 
 
+def test_sonnets_statistics_are_averaged_after_each_step():
+    """As Sonnet's networks make them; each replica normalizes by its own batch."""
+    chosen = replicator(2)
+    with chosen.scope():
+        layers = [snt.BatchNorm(True, True, decay_rate=0.75) for _ in range(2)]
+        scale = tf.Variable(1.0, trainable=False)
+
+    def step_fn(replica):
+        x = scale * tf.constant(ROWS[replica * 4 : (replica + 1) * 4])
+        return [layer(x * factor, True) for layer, factor in zip(layers, (1.0, 2.0), strict=True)]
+
+    step = compile_on(2, step_fn)
+    halves, expected = [ROWS[:4], ROWS[4:]], np.zeros(6)
+    for count in range(1, 21):
+        with chosen.scope():
+            scale.assign(count)
+        outputs = step()
+        means = np.mean([count * x.mean(0) for x in halves], 0)
+        expected += (means - expected) * 0.25
+        for layer, factor in zip(layers, (1.0, 2.0), strict=True):
+            first, second = (copy.numpy() for copy in layer.moving_mean.average.values)
+            np.testing.assert_array_equal(first, second)
+            moved = factor * expected / (1 - 0.75**count)
+            np.testing.assert_allclose(first.ravel(), moved, 1e-4)
+    own = [(x - x.mean(0)) / x.std(0) for x in halves]
+    np.testing.assert_allclose(
+        chosen.gather(outputs[0]).reshape(8, 6), np.concatenate(own), atol=1e-3
+    )
+
+
 def test_misuse_has_one_line():
     with pytest.raises(rr.ConfigError, match="no scale_init without create_scale"):
         rr.CrossReplicaBatchNorm(False, True, scale_init=snt.initializers.Ones())
@@ -228,6 +258,7 @@ def layers_with_statistics():
             batch_norm.MovingAverage(0.9, 1.0),
         ),
         "keras": lambda: tf.keras.layers.BatchNormalization(momentum=0.9),
+        "sonnet": lambda: snt.BatchNorm(True, True, decay_rate=0.9),
     }
 
 
