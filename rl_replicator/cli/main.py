@@ -70,6 +70,7 @@ def _status(args: list[str]) -> int:
     """Runs one command; returns its exit status."""
     try:
         search_working_directory_last()
+        check_packages()
         return _run(args)
     except SystemExit as end:  # Of tyro, once it has printed the help or what is wrong.
         return int(end.code or 0)
@@ -127,6 +128,23 @@ def search_working_directory_last() -> None:
     for path in (str(_ROOT), here):
         if path not in sys.path:
             sys.path.append(path)
+
+
+def check_packages() -> None:
+    """Refuses modules of the user's in the place of our packages.
+
+    Raises:
+      UsageError: if there are any.
+    """
+    for name in ("agents", "environments", "launchpad"):
+        spec = importlib.util.find_spec(name)
+        places = (spec and spec.submodule_search_locations) or [str(spec and spec.origin)]
+        found = Path(next(iter(places))).absolute()
+        if found != _ROOT / name:
+            raise UsageError(
+                f"expected the package {name} in {_ROOT / name}, found {found}, which comes first "
+                "on Python's path; rename or remove it"
+            )
 
 
 def configure_libraries() -> None:

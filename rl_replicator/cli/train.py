@@ -5,12 +5,14 @@ import dataclasses
 import difflib
 import json
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_replicator.cli import options, trainables
+from rl_replicator.cli.main import check_packages
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run import Evaluations
@@ -105,6 +107,8 @@ def train(
       KeyboardInterrupt: if the run was ended by a signal, or by the stop of the Launchpad program
         in whose node this was called. The run is saved.
     """
+    check_packages()
+    _check_guarded()
     path = None if run_dir is None else Path(os.path.expanduser(run_dir))
     file = None if config is None else Path(os.path.expanduser(config))
     stored = _stored(name, file, path)
@@ -121,6 +125,21 @@ def train(
         raise KeyboardInterrupt
     assert evaluations.run is not None
     return evaluations.run
+
+
+def _check_guarded() -> None:
+    """Refuses a call by the main script while it is imported again, e.g. for its environment."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        variables = frame.f_globals
+        is_script = variables["__name__"] != "__main__" and variables.get("__file__") == script
+        if frame.f_code.co_name == "<module>" and script is not None and is_script:
+            raise UsageError(
+                f"expected the training of {script} below 'if __name__ == \"__main__\":', because "
+                f"the module {variables['__name__']} is imported for what it defines, got none"
+            )
+        frame = frame.f_back
 
 
 @dataclasses.dataclass(frozen=True)

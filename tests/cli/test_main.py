@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,36 @@ def test_a_folder_with_the_name_of_a_package_of_ours_does_no_harm(command, tmp_p
     done = command(*FAKE, "--env", "mine:target")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained mine:target ")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            "environments/__init__.py",
+            "expected the package environments in .*, found .*; rename or",
+        ),
+        ("launchpad.py", "expected the package launchpad in .*, found .*launchpad.py, which comes"),
+        ("", "of .*script.py below 'if __name__ == .__main__.:', because the module script is imp"),
+    ],
+)
+def test_a_script_is_told_of_its_own_folders_and_of_the_main_guard(tmp_path, module, message):
+    path = tmp_path / (module or "other.py")
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    code = "import rl_replicator\nrl_replicator.train('td3', env='script:make')"
+    (tmp_path / "script.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(message, done.stderr.splitlines()[-1]), done.stderr
+
+
+def test_a_module_in_a_folder_with_the_name_of_a_package_of_ours(command, tmp_path):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "mine.py").touch()
+    done = command("check-env", "environments.mine:make")
+    assert done.returncode == 2
+    assert f"so rename {tmp_path / 'environments'}; " in done.stderr
 
 
 def test_a_working_directory_that_was_deleted(monkeypatch, tmp_path, capsys):
