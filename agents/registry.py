@@ -8,7 +8,7 @@ import tensorflow as tf
 from environments.errors import (
     EnvironmentConstructionError,
     EnvironmentNameError,
-    import_user_module,
+    import_function,
 )
 from rl_replicator.errors import ConfigError
 
@@ -29,23 +29,13 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
     """
     if name in known:
         return known[name]
-    module_name, colon, attribute = name.partition(":")
     word = f"--{option.replace('_', '-')}"
-    expected = f"{word}: expected {', '.join(known)} or package.module:name"
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"{expected}, got {name!r}")
     try:
-        module = import_user_module(module_name)
+        return import_function(name, f"{word}: expected {', '.join(known)} or package.module:name")
     except EnvironmentNameError as error:
-        raise ConfigError(f"{expected}, got {name!r}: {error}") from None
+        raise ConfigError(str(error)) from None
     except EnvironmentConstructionError as error:
         raise ConfigError(f"{word}: {error}") from error.__cause__
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
-    part = getattr(module, attribute)
-    if not callable(part):
-        raise ConfigError(f"{expected}, got {name!r}, which is no function: {part!r}")
-    return part
 
 
 def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:

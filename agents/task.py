@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from acme import specs
 
 import environments
 from environments import catalogue
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import from_plain, stored_part
 
 
@@ -74,10 +76,35 @@ class Task:
         flat = environments.adapt(environment, seed, drops_images=self.pixels is not None)
         return catalogue.surround(flat, self.name, seed, self.pixels, self.wrap, self.time_limit)
 
-    def spec(self) -> specs.EnvironmentSpec:
-        """Returns the specs of the environment that `make` returns."""
+    def described(self) -> tuple[specs.EnvironmentSpec, dict[str, Any]]:
+        """Returns the specs of the environment, and its form: what gives a policy's numbers their
+        meaning, as plain data."""
         with self.make(seed=0) as environment:
-            return specs.make_environment_spec(environment)
+            made: Any = environment
+            own = (made if self.pixels is None else made.wrapped).own_action_spec
+            limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
+            form = {
+                "observations": list(made.observation_spec().shape),
+                "action_limits": [limit.tolist() for limit in limits],
+            }
+            return specs.make_environment_spec(made), form
+
+    def spec(self, form: Mapping[str, Any] | None = None) -> specs.EnvironmentSpec:
+        """Returns the specs of the environment that `make` returns.
+
+        Args:
+          form: the form in which a policy was trained, if it must be the same.
+
+        Raises:
+          UsageError: if the environment was edited since.
+        """
+        spec, found = self.described()
+        if form not in (None, found):
+            raise UsageError(
+                f"expected {self.name} with {form}, in which the policy was trained, got {found}; "
+                "restore the environment, or train a new policy"
+            )
+        return spec
 
     @property
     def action_repeat(self) -> int:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from environments.errors import (
     EnvironmentNameError,
     EnvironmentSpecError,
-    file_hint,
-    import_user_module,
-    lacks,
+    import_function,
+    nearest,
     of_user_code,
 )
 
@@ -29,8 +24,12 @@ _EXPECTED = (
     "expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', 'dm:locomotion/TASK' or a "
     "factory 'package.module:function'"
 )
-_LIBRARIES = ("gym", "dm")
-_SEE_LIST = "'rl-replicator envs' lists the tasks"
+# By the package of an environment that is neither of dm_env nor of Gymnasium.
+_REMEDIES = {
+    "gym": "return shimmy.GymV26CompatibilityV0(env=...), before 0.26 GymV21CompatibilityV0",
+    "pettingzoo": "return a gymnasium.Env of one agent, in which the others act by a policy of "
+    "yours",
+}
 
 
 def names() -> tuple[str, ...]:
@@ -48,16 +47,6 @@ def make(
     wrap: Sequence[str] = (),
     time_limit: int | None = None,
 ) -> Environment: ...
-
-
-@overload
-def make(
-    name: str,
-    seed: int,
-    pixels: PixelConfig,
-    wrap: Sequence[str] = (),
-    time_limit: int | None = None,
-) -> PixelEnvironment: ...
 
 
 @overload
@@ -139,29 +128,18 @@ def surround(
 def _make(name: str, seed: int, drops_images: bool) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
+    from environments import suite
+    from environments.libraries import by_name
     from environments.pixels import rendering
 
     rendering.prepare()  # On every path: a library's module may draw by itself, like a user's.
-    left, colon, right = name.partition(":")
-    if left in _LIBRARIES and right:
-        from environments.libraries import by_name
-
-        if left == "gym":
-            return adapt(by_name.make_gymnasium(right), seed, name, drops_images)
+    left, _, right = name.partition(":")
+    if left == "gym" and right:
+        return adapt(by_name.make_gymnasium(right), seed, name, drops_images)
+    if left == "dm" and right:
         return adapt(by_name.make_dm_control(right, seed), seed, name, drops_images)
-    if not (colon and left and right) or ":" in right:
-        raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
-    from environments import suite
-
     if name in suite.names():
         return suite.make(left, right, seed)
-    if left in suite.domains():
-        raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
-    if not _is_module(left):
-        raise EnvironmentNameError(
-            f"{_EXPECTED}, got {name!r}; {_nearest(name)}no domain and no module {left!r} was "
-            f"found in the working directory or on PYTHONPATH{file_hint(left)}; {_SEE_LIST}"
-        )
     return adapt(_call_factory(name, seed), seed, name, drops_images)
 
 
@@ -206,9 +184,11 @@ def adapt(
         from environments.libraries import gymnasium_adapter
 
         return gymnasium_adapter.adapt(environment, seed, name, drops_images)
+    kind = type(environment)
+    remedy = _REMEDIES.get(kind.__module__.split(".")[0], "subclass one of them")
     raise EnvironmentSpecError(
-        f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
-        f"{type(environment).__qualname__}; subclass one of them"
+        f"expected a dm_env.Environment or a gymnasium.Env, got {kind.__module__}."
+        f"{kind.__qualname__}; {remedy}"
     )
 
 
@@ -224,48 +204,16 @@ def _physics_render(environment: Any) -> flat.Render | str:
 
 def _call_factory(name: str, seed: int) -> Any:
     """Imports and calls a factory."""
-    path, _, attribute = name.partition(":")
-    module = import_user_module(path)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        near = difflib.get_close_matches(
-            attribute, [n for n in vars(module) if not n.startswith("_")], n=1
-        )
-        hint = f"; did you mean {path}:{near[0]}?" if near else ""
-        raise EnvironmentNameError(f"expected a function in module {path}, got {attribute!r}{hint}")
+    try:
+        factory = import_function(name, _EXPECTED)
+    except EnvironmentNameError as error:
+        task = nearest(name.replace(" ", ":").replace("-", ":"), names())
+        raise EnvironmentNameError(f"{error}{task}; 'rl-replicator envs' lists the tasks") from None
     try:
         inspect.signature(factory).bind(seed=seed)
     except TypeError as error:
         raise EnvironmentNameError(
-            f"expected the factory {name} to be callable as {attribute}(seed=...), got: {error}"
+            f"expected the factory {name} to be callable with seed=..., got: {error}"
         ) from None
     with of_user_code(f"the factory {name}", "return an environment"):
         return factory(seed=seed)
-
-
-def _is_module(path: str) -> bool:
-    """Returns whether a module exists. Imports its parent packages.
-
-    Raises:
-      EnvironmentConstructionError: if one of them raises.
-    """
-    if path in sys.modules:
-        return True
-    if not all(part.isidentifier() for part in path.split(".")):
-        return False
-    with of_user_code(f"the package of {path}", "be imported"):
-        try:
-            return importlib.util.find_spec(path) is not None
-        except ModuleNotFoundError as error:
-            if not lacks(path, error):
-                raise
-            return False
-
-
-def _nearest(name: str) -> str:
-    """Returns a suggestion of up to three tasks with similar names; '' if there are none."""
-    known = names()
-    near = difflib.get_close_matches(
-        name.replace(" ", ":").replace("-", ":"), known, n=3, cutoff=0.5
-    )
-    return f"did you mean {' or '.join(near)}? " if near else ""

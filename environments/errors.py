@@ -1,10 +1,13 @@
 """Errors about the environments that a user chooses. Each message is one line."""
 
 import contextlib
+import difflib
 import importlib
+import os
+import sys
 import traceback
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 
 class EnvironmentUsageError(ValueError):
@@ -62,34 +65,60 @@ def of_user_code(name: str, purpose: str) -> Iterator[None]:
         ) from error
 
 
-def import_user_module(path: str) -> types.ModuleType:
-    """Imports a user's module.
+def import_function(path: str, expected: str) -> Callable[..., Any]:
+    """Imports a user's function.
 
     Args:
-      path: `package.module`.
+      path: `package.module:function`.
+      expected: what was expected, for the error messages.
 
     Raises:
-      EnvironmentNameError: if there is no such module. The message says only that.
-      EnvironmentConstructionError: if the module raises.
+      EnvironmentNameError: if there is no such function.
+      EnvironmentConstructionError: if its module raises while it is imported.
     """
-    with of_user_code(f"the module {path}", "be imported"):
+    name, _, attribute = path.partition(":")
+    if not (name and attribute):
+        raise EnvironmentNameError(f"{expected}, got {path!r}")
+    with of_user_code(f"the module {name}", "be imported"):
         try:
-            if path.startswith("."):  # Relative, without a parent package.
-                raise ModuleNotFoundError(name=path)
-            return importlib.import_module(path)
+            if name.startswith("."):  # Relative, without a parent package.
+                raise ModuleNotFoundError(name=name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not lacks(path, error):
+            if not lacks(name, error):
                 raise
             raise EnvironmentNameError(
-                f"no module {error.name!r} was found in the working directory or on "
-                f"PYTHONPATH{file_hint(path)}"
+                f"{expected}, got {path!r}: no module {error.name!r} was found in the working "
+                f"directory or on PYTHONPATH{file_hint(name)}{_namesake(name)}"
             ) from None
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if function is None:
+        near = nearest(attribute, vars(module), f"{name}:")
+        raise EnvironmentNameError(f"{expected}, got {path!r}: no function in {name}{near}")
+    if not callable(function):
+        raise EnvironmentNameError(f"{expected}, got {path!r}, which is no function: {function!r}")
+    return function
 
 
 def file_hint(path: str) -> str:
     """Returns a hint for an error message if a module was given as a file; otherwise ""."""
     is_file = "/" in path or path.startswith(".") or path.endswith(".py")
     return "; name it as in an import, package.module, not by its file" if is_file else ""
+
+
+def _namesake(name: str) -> str:
+    """Returns a hint if a folder has the name of a package that was imported from elsewhere."""
+    top = name.partition(".")[0]
+    there = [os.path.abspath(path) for path in getattr(sys.modules.get(top), "__path__", [])]
+    here = os.path.abspath(top)
+    is_other = bool(there) and os.path.isdir(here) and here not in there
+    return f"; {top} is the package in {there[0]}, so rename {here}" if is_other else ""
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns a suggestion of up to three similar names for an error message; "" if none is."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(prefix + other for other in near)}?" if near else ""
 
 
 def lacks(module: str, error: ModuleNotFoundError) -> bool:

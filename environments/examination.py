@@ -8,8 +8,10 @@ here; Gymnasium's checker explains why an environment raises.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from environments.errors import (
     RenderingUnavailableError,
     place,
 )
+from environments.flat.timesteps import REWARD_BOUNDS_REMEDY
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -35,6 +38,8 @@ _LARGEST_WHOLE = 2.0**24
 _LARGE_REWARD = 1e6
 # The range of a run's seeds. Half of them do not fit into a signed 32-bit integer.
 _SEEDS, _LAST_SEED = "from 0 to 2**32 - 1", 2**32 - 1
+# A play that takes longer is announced.
+_PATIENCE_SECS = 5.0
 # Relative tolerance of observation bounds, because observations are rounded to float32.
 _ROUNDING = 1e-4
 
@@ -57,6 +62,11 @@ class EnvironmentFinding(NamedTuple):
 
 class _ExaminationEndsError(Exception):
     """The examination cannot continue; the only argument is the finding that says why."""
+
+
+_ok = functools.partial(EnvironmentFinding, OK)
+_note = functools.partial(EnvironmentFinding, NOTE)
+_wrong = functools.partial(EnvironmentFinding, WRONG)
 
 
 def examine(
@@ -107,7 +117,7 @@ def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[N
             subject, remedy = ("data", "") if is_made else ("specs", "see docs/environments.md")
         else:
             text = f"{type(error).__name__}: {error}{place(error)}{_complaint(environment)}"
-        raise _ExaminationEndsError(EnvironmentFinding(WRONG, subject, text, remedy)) from error
+        raise _ExaminationEndsError(_wrong(subject, text, remedy)) from error
 
 
 def _complaint(environment: Any) -> str:
@@ -142,35 +152,31 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
     groups = itertools.groupby(zip(*limits, strict=True))
     ranges = ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
-    yield EnvironmentFinding(OK, "specs", f"observes {observed}, takes {ranges}")
+    yield _ok("specs", f"observes {observed}, takes {ranges}")
     is_fixed = np.equal(*(limit.astype(np.float32) for limit in limits))
     if is_fixed.any():
         text = f"{is_fixed.sum()} of {is_fixed.size} can only have one value"
-        remedy = "leave them out, or widen their limits, unless this is intended"
-        yield EnvironmentFinding(NOTE, "actions", text, remedy)
+        yield _note("actions", text, "leave them out, or widen their limits")
     normalizing = _gymnasium_of(environment)
     while normalizing is not None:
         kind = type(normalizing).__name__
         if kind in ("NormalizeObservation", "NormalizeReward"):
-            text = (
-                f"{kind} in each environment: each actor and the evaluator has its own statistics"
-            )
+            text = f"{kind}: each actor and the evaluator has its own statistics"
             remedy = "leave it out, and train with --agent.normalize-observations, or scale rewards"
-            yield EnvironmentFinding(NOTE, "normalisation", text, remedy)
+            yield _note("normalisation", text, remedy)
         normalizing = getattr(normalizing, "env", None)
-    spec = environment.reward_spec()
-    low = float(getattr(spec, "minimum", -math.inf))
-    high = float(getattr(spec, "maximum", math.inf))
+    low, high = _reward_bounds(environment)
     if math.isfinite(low) and math.isfinite(high):
-        yield EnvironmentFinding(OK, "reward bounds", f"{low:g} to {high:g}")
+        yield _ok("reward bounds", f"{low:g} to {high:g}")
         return
-    yield EnvironmentFinding(
-        NOTE,
-        "reward bounds",
-        "none",
-        "D4PG needs them: bound reward_spec() (Gymnasium: reward_range), or give "
-        "--agent.value-min and --agent.value-max",
-    )
+    remedy = "D4PG needs them: bound reward_spec() (Gymnasium: reward_range), or give "
+    yield _note("reward bounds", "none", remedy + "--agent.value-min and --agent.value-max")
+
+
+def _reward_bounds(environment: Any) -> tuple[float, float]:
+    spec = environment.reward_spec()
+    low, high = getattr(spec, "minimum", -math.inf), getattr(spec, "maximum", math.inf)
+    return float(low), float(high)
 
 
 def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[EnvironmentFinding]:
@@ -181,6 +187,7 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
     ends: list[tuple[int, float]] = []
     # Observations are not kept: frames take much memory.
     lowest, highest = np.array(np.inf), np.array(-np.inf)
+    started, is_slow = time.monotonic(), False
     with _errors_of("step", "raise nothing in reset() and step()", environment):
         for episode in range(episodes):
             environment.reset()
@@ -194,17 +201,20 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
                     ends.append((step, float(timestep.discount)))
                     break
                 inner_discounts.add(float(timestep.discount))
+                seconds = time.monotonic() - started
+                if seconds > _PATIENCE_SECS and not is_slow:
+                    is_slow = True
+                    rate = len(rewards) / seconds
+                    text = f"{rate:.3g} steps/s; two episodes take up to"
+                    text = f"{text} {episodes * max_steps / rate / 60:.0f} minutes to play"
+                    yield _note("speed", text, "lower --max-steps to see more sooner")
             if len(ends) == episode:
                 break
     yield _ends(ends, episodes, max_steps)
     if inner_discounts - {1.0}:
-        yield EnvironmentFinding(
-            NOTE,
-            "discount",
-            f"{min(inner_discounts):g} before the last step",
-            "the agent's own discount comes on top of it; return 1 unless this is intended",
-        )
-    yield _rewards(min(rewards), max(rewards))
+        text = f"{min(inner_discounts):g} before the last step"
+        yield _note("discount", text, "the agent's own comes on top; return 1 unless intended")
+    yield from _rewards(environment, min(rewards), max(rewards))
     yield from _observations(environment, lowest, highest)
 
 
@@ -215,29 +225,31 @@ def _ends(ends: list[tuple[int, float]], episodes: int, max_steps: int) -> Envir
         if count:
             text = f"episode {count + 1} did not end {limit}, but episode {count} did"
         remedy = "end it, or give --time-limit (training needs ends to report returns)"
-        return EnvironmentFinding(WRONG, "end", text, remedy)
+        return _wrong("end", text, remedy)
     kinds = ["termination" if discount == 0 else "truncation" for _, discount in ends]
     if len({length for length, _ in ends}) == 1 < len(ends) and set(kinds) == {"termination"}:
-        return EnvironmentFinding(
-            NOTE,
+        return _note(
             "end",
             f"every episode terminated after {ends[0][0]} steps",
             "if that is a time limit, it should truncate: dm_env.truncation (discount 1), or "
             "truncated=True in Gymnasium; else the agent learns that no reward follows",
         )
     lengths = ", ".join(f"{n} ({kind})" for (n, _), kind in zip(ends, kinds, strict=True))
-    return EnvironmentFinding(OK, "end", f"episodes of {lengths} steps")
+    return _ok("end", f"episodes of {lengths} steps")
 
 
-def _rewards(low: float, high: float) -> EnvironmentFinding:
+def _rewards(environment: Any, low: float, high: float) -> Iterator[EnvironmentFinding]:
+    text = f"{low:.4g} to {high:.4g}"
+    bounds = _reward_bounds(environment)
+    if low < bounds[0] - _ROUNDING or high > bounds[1] + _ROUNDING:
+        yield _note("reward bounds", f"beyond them: {text}", REWARD_BOUNDS_REMEDY)
     if low == high:
         text = f"{low:g} at every step of random play"
-        remedy = "fine for a rare reward; otherwise check the reward function"
-        return EnvironmentFinding(NOTE, "reward", text, remedy)
-    if max(-low, high) > _LARGE_REWARD:
-        text = f"{low:.4g} to {high:.4g}, too large to learn from"
-        return EnvironmentFinding(NOTE, "reward", text, "divide them in a wrapper")
-    return EnvironmentFinding(OK, "reward", f"{low:.4g} to {high:.4g}")
+        yield _note("reward", text, "fine for a rare reward; otherwise check the reward function")
+    elif max(-low, high) > _LARGE_REWARD:
+        yield _note("reward", f"{text}, too large to learn from", "divide them in a wrapper")
+    else:
+        yield _ok("reward", text)
 
 
 def _observations(
@@ -247,37 +259,34 @@ def _observations(
     if is_constant.ndim == 3:
         remedy = "choose a camera that sees the motion with --frame.camera, or correct render()"
         if is_constant.all():
-            yield EnvironmentFinding(NOTE, "observation", "all frames were the same", remedy)
+            yield _note("observation", "all frames were the same", remedy)
         else:
-            text = f"{1 - is_constant.mean():.0%} of a frame changed"
-            yield EnvironmentFinding(OK, "observation", text)
+            yield _ok("observation", f"{1 - is_constant.mean():.0%} of a frame changed")
         return
     largest, constant = float(np.maximum(-lowest, highest).max()), int(is_constant.sum())
-    if largest > _LARGE:
-        text = f"values up to {largest:.4g}"
-        if largest >= _LARGEST_WHOLE:
-            text += ", of which float32 keeps seven digits, so that neighbours may be the same"
+    text = f"values up to {largest:.4g}"
+    if largest >= _LARGEST_WHOLE:
+        text += ", of which float32 keeps seven digits, so that neighbours may be the same"
+        remedy = "subtract a constant, such as the time of the reset, before they are cast"
+        yield _note("observation", text, remedy)
+    elif largest > _LARGE:
         remedy = "scale them in a wrapper, or train with --agent.normalize-observations"
-        if largest >= _LARGEST_WHOLE:
-            remedy = "subtract a constant, such as the time of the reset, before they are cast"
-        yield EnvironmentFinding(NOTE, "observation", text, remedy)
+        yield _note("observation", text, remedy)
+    elif not constant:
+        yield _ok("observation", text)
     if constant:
         text = f"{constant} of {is_constant.size} numbers never changed"
-        remedy = "leave them out if they carry no information"
-        yield EnvironmentFinding(NOTE, "observation", text, remedy)
-    if largest <= _LARGE and not constant:
-        yield EnvironmentFinding(OK, "observation", f"values up to {largest:.4g}")
+        yield _note("observation", text, "leave them out if they carry no information")
     low, high = environment.observation_bounds
     with np.errstate(over="ignore"):  # The bounds may be the largest float64.
         is_below = lowest < low - _ROUNDING * np.maximum(1, np.abs(low))
         is_above = highest > high + _ROUNDING * np.maximum(1, np.abs(high))
     if np.any(is_below | is_above):
         example = lowest[is_below][0] if is_below.any() else highest[is_above][0]
-        yield EnvironmentFinding(
-            NOTE,
+        count = (is_below | is_above).sum()
+        yield _note(
             "observation bounds",
-            f"beyond them: {(is_below | is_above).sum()} of {low.size} numbers, such as "
-            f"{example:.4g}",
+            f"beyond them: {count} of {low.size} numbers, such as {example:.4g}",
             "agents do not need them; correct observation_spec() (Gymnasium: observation_space), "
             "or the values",
         )
@@ -290,39 +299,28 @@ def _seeding(make: Callable[[int], Any], beside: Any, max_steps: int) -> Environ
         again = _played_once(make(1), max_steps, beside)
         later = [_played(beside, max_steps) for _ in range(2)]
     if one != again:
-        return EnvironmentFinding(
-            WRONG,
+        return _wrong(
             "seeding",
             "two environments with the same seed differ",
             "draw everything from a generator of its own that is made from the seed, not from the "
             "global ones of np.random and random",
         )
     if one == other:
-        return EnvironmentFinding(
-            NOTE,
-            "seeding",
-            "environments of different seeds are the same",
-            "fine for a deterministic environment; otherwise use the seed",
-        )
+        remedy = "fine for a deterministic environment; otherwise use the seed"
+        return _note("seeding", "environments of different seeds are the same", remedy)
     if later[0] == later[1]:
-        return EnvironmentFinding(
-            NOTE,
-            "seeding",
-            "the seed decides the first episode, and all later ones are the same",
-            "seed the generator once, not in every reset (Gymnasium: not if seed is None)",
-        )
-    return EnvironmentFinding(OK, "seeding", "the seed decides")
+        text = "the seed decides the first episode, and all later ones are the same"
+        remedy = "seed the generator once, not in every reset (Gymnasium: not if seed is None)"
+        return _note("seeding", text, remedy)
+    return _ok("seeding", "the seed decides")
 
 
 def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding]:
     with _errors_of("step", "raise nothing in a later episode", environment):
         state = environment.random_state
-        if wrappers.innermost(state) is None:
-            text = "not found"
-            remedy = (
-                "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'"
-            )
-        else:
+        text = "not found"
+        remedy = "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'"
+        if wrappers.innermost(state) is not None:
             before = _played(environment, max_steps)
             environment.random_state = state
             if _played(environment, max_steps) == before:
@@ -330,7 +328,7 @@ def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding
             text = "an episode that begins with the same one differs"
             remedy = "keep nothing else from one episode to the next"
     text += ", so a run with --deterministic cannot be continued"
-    yield EnvironmentFinding(NOTE, "random state", text, remedy)
+    yield _note("random state", text, remedy)
 
 
 def _played_once(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
@@ -373,8 +371,8 @@ def _rendering(environment: Any) -> EnvironmentFinding:
         environment.reset()
         environment.render(48, 64)
     except (EnvironmentUsageError, RenderingUnavailableError) as error:
-        return EnvironmentFinding(NOTE, "rendering", f"none, so no films: {error}")
+        return _note("rendering", f"none, so no films: {error}")
     except Exception as error:
         text = f"none, so no films: {type(error).__name__}: {error}{place(error)}"
-        return EnvironmentFinding(NOTE, "rendering", text, "correct render(), or leave it out")
-    return EnvironmentFinding(OK, "rendering", "frames of the requested size")
+        return _note("rendering", text, "correct render(), or leave it out")
+    return _ok("rendering", "frames of the requested size")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from environments.pixels import camera, rendering
 # Agents need the first two, so these tasks get the step limit of all others and this action range.
 _STEPS_IF_UNLIMITED = 1000
 _RANGE_IF_UNLIMITED = 1.0
-_WITHOUT_REWARD_BOUNDS = ("lqr",)
+_UNLIMITED = ("lqr",)
 
 
 @functools.cache
@@ -41,11 +40,6 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(f"{domain}:{task}" for domain, task in _dm_control_suite().ALL_TASKS))
 
 
-def domains() -> frozenset[str]:
-    """Returns the parts of the names before the colon."""
-    return frozenset(name.partition(":")[0] for name in names())
-
-
 def make(domain: str, task: str, seed: int) -> flat.Environment:
     """Loads a task.
 
@@ -59,20 +53,24 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
     """
     random = np.random.RandomState(seed)
     with _without_deprecations():
-        environment = _load(domain, task, random)
+        environment = _dm_control_suite().load(domain, task, task_kwargs={"random": random})
     physics = environment.physics
     kind: Any = type(physics)
     fast = _fast(kind)(physics.data)
     fast.legacy_step = physics.legacy_step
     environment._physics = fast
-    return flat.Environment(
+    is_unlimited = domain in _UNLIMITED
+    made = flat.Environment(
         environment,
         action_spec=_limited(environment.action_spec()),
-        reward_spec=_reward_spec(domain),
+        reward_spec=specs.BoundedArray((), np.float32, -np.inf if is_unlimited else 0.0, 1.0),
         random=flat.NumpyRandomness(random),
         render=camera.Camera(lambda: environment.physics),
         name=f"{domain}:{task}",
     )
+    if is_unlimited:
+        made.limit_steps(_STEPS_IF_UNLIMITED)
+    return made
 
 
 @contextlib.contextmanager
@@ -90,18 +88,6 @@ def _without_deprecations() -> Iterator[None]:
         logger.removeFilter(is_of_interest)
 
 
-def _load(domain: str, task: str, random: np.random.RandomState) -> Any:
-    suite = _dm_control_suite()
-    start = random.get_state(legacy=False)
-    environment = suite.load(domain, task, task_kwargs={"random": random})
-    if math.isfinite(environment._step_limit):
-        return environment
-    # Half a step less than the limit keeps rounding from adding a step.
-    limit = (_STEPS_IF_UNLIMITED - 0.5) * environment.control_timestep()
-    random.set_state(start)
-    return suite.load(domain, task, task_kwargs={"random": random, "time_limit": limit})
-
-
 def _limited(spec: specs.BoundedArray) -> specs.BoundedArray:
     unlimited = np.abs(spec.maximum) >= flat.NO_LIMIT
     return specs.BoundedArray(
@@ -110,11 +96,6 @@ def _limited(spec: specs.BoundedArray) -> specs.BoundedArray:
         np.where(unlimited, -_RANGE_IF_UNLIMITED, spec.minimum),
         np.where(unlimited, _RANGE_IF_UNLIMITED, spec.maximum),
     )
-
-
-def _reward_spec(domain: str) -> specs.BoundedArray:
-    lowest = -np.inf if domain in _WITHOUT_REWARD_BOUNDS else 0.0
-    return specs.BoundedArray((), np.float32, lowest, 1.0)
 
 
 @functools.cache

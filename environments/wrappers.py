@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,62 +12,12 @@ from dm_env import specs
 
 from environments import flat
 from environments.errors import (
-    EnvironmentNameError,
     EnvironmentSpecError,
-    import_user_module,
+    import_function,
     of_user_code,
 )
 
 Wrapper = Callable[..., dm_env.Environment]
-
-
-class TimeLimit(dm_env.Environment):
-    """Truncates episodes after a number of steps.
-
-    Episodes that end earlier are unchanged.
-    """
-
-    def __init__(self, environment: dm_env.Environment, limit: int):
-        """Wraps an environment.
-
-        Args:
-          environment: any environment.
-          limit: maximum number of steps of an episode, at least 1.
-        """
-        self._environment = environment
-        self._limit = limit
-        self._over = True
-        self._time = 0
-
-    def reset(self) -> dm_env.TimeStep:
-        self._time, self._over = 0, False
-        return self._environment.reset()
-
-    def step(self, action: Any) -> dm_env.TimeStep:
-        """Takes a step; after a last one it starts a new episode."""
-        if self._over:
-            return self.reset()
-        timestep = self._environment.step(action)
-        self._time += 1
-        if self._time == self._limit and not timestep.last():
-            timestep = timestep._replace(step_type=dm_env.StepType.LAST)
-        self._over = timestep.last()
-        return timestep
-
-    def observation_spec(self) -> Any:
-        return self._environment.observation_spec()
-
-    def action_spec(self) -> Any:
-        return self._environment.action_spec()
-
-    def reward_spec(self) -> Any:
-        return self._environment.reward_spec()
-
-    def discount_spec(self) -> Any:
-        return self._environment.discount_spec()
-
-    def close(self) -> None:
-        self._environment.close()
 
 
 class WrappedEnvironment(flat.Environment):
@@ -103,6 +52,7 @@ class WrappedEnvironment(flat.Environment):
         )
         self._inner = inner
         self.is_redrawn = bool(own) or inner.is_redrawn
+        self.keeps_aspect = not own and inner.keeps_aspect
 
     @property
     def wrapped(self) -> dm_env.Environment:
@@ -120,15 +70,6 @@ class WrappedEnvironment(flat.Environment):
         """See `flat.Environment`; those of `inner` unless a wrapper has changed the spec."""
         same = self._environment.observation_spec() == self._inner.observation_spec()
         return self._inner.observation_fields if same else super().observation_fields
-
-    @property
-    def observation_bounds(self) -> np.ndarray:
-        """See `flat.Environment`; those of `inner` only if the wrapper is a time limit.
-
-        Other wrappers may change the numbers even if the specs, which have no bounds, are equal.
-        """
-        same = isinstance(self._environment, TimeLimit)
-        return self._inner.observation_bounds if same else super().observation_bounds
 
     def close(self) -> None:
         """Closes the wrapper and the environment, because many wrappers have no `close`."""
@@ -195,7 +136,7 @@ def wrap(
         than 1.
     """
     for index, path in enumerate(wrappers):
-        wrapper = find(path)
+        wrapper = import_function(path, "expected a wrapper 'package.module:function'")
         own_seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
         seeds = {"seed": own_seed} if _accepts_seed(wrapper) else {}
         with of_user_code(f"the wrapper {path}", "return an environment"):
@@ -209,34 +150,8 @@ def wrap(
     if time_limit is not None:
         if time_limit < 1:
             raise EnvironmentSpecError(f"expected a time limit of at least 1, got {time_limit}")
-        environment = WrappedEnvironment(TimeLimit(environment, time_limit), environment, name)
+        environment.limit_steps(time_limit)
     return environment
-
-
-def find(path: str) -> Wrapper:
-    """Imports a wrapper.
-
-    Args:
-      path: `package.module:function`.
-
-    Raises:
-      EnvironmentNameError: if there is no such function.
-      EnvironmentConstructionError: if its module raises while it is imported.
-    """
-    module_name, colon, attribute = path.partition(":")
-    expected = "expected a wrapper 'package.module:function'"
-    if not (colon and module_name and attribute):
-        raise EnvironmentNameError(f"{expected}, got {path!r}")
-    try:
-        module = import_user_module(module_name)
-    except EnvironmentNameError as error:
-        raise EnvironmentNameError(f"{expected}, got {path!r}; {error}") from None
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
-        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise EnvironmentNameError(f"expected a function in {module_name}, got {attribute!r}{hint}")
-    return function
 
 
 def _accepts_seed(wrapper: Wrapper) -> bool:

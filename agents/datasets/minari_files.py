@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dm_env import specs
 
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
-from environments.flat.timesteps import reward_limits
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import atomic_file
 
@@ -59,7 +57,6 @@ class EpisodeDataset:
         data: Any,
         low: np.ndarray,
         high: np.ndarray,
-        reward_spec: specs.Array,
     ):
         """Stores the dataset; see `open_dataset`.
 
@@ -68,10 +65,8 @@ class EpisodeDataset:
           data: the `minari.MinariDataset`.
           low: [A] lower bounds of its actions, which become -1.
           high: [A] upper bounds, which become 1.
-          reward_spec: the spec of the environment's reward.
         """
-        self.name, self._reward_spec = name, reward_spec
-        self._data = data
+        self.name, self._data = name, data
         self._low, self._high = low, high
 
     def check(self) -> DatasetSummary:
@@ -133,14 +128,6 @@ class EpisodeDataset:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise wrong(f"finite float32 {name}", "NaN or infinity")
-        spec, rewards = self._reward_spec, arrays["rewards"]
-        lowest, highest = reward_limits(spec)
-        if rewards.min() < lowest or rewards.max() > highest:
-            low, high = getattr(spec, "minimum", lowest), getattr(spec, "maximum", highest)
-            raise wrong(
-                f"rewards from {low:g} to {high:g}, as the environment gives them",
-                f"{rewards.min():g} to {rewards.max():g}",
-            )
         scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
         scale = np.where(scale > 0, scale, 1.0)  # Constant actions.
         actions = ((arrays["actions"].reshape(steps, -1) - offset) / scale).astype(np.float32)
@@ -181,7 +168,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
         data = minari.MinariDataset(folders[0]) if folders else minari.load_dataset(name)
     _compare_tasks(name, data, task)
     with task.make(seed=0) as environment:
-        action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()
+        action_spec = environment.own_action_spec
         sizes = environment.observation_spec().shape[0], environment.action_spec().shape[0]
     for kind, expected, space in (
         ("observations", sizes[0], data.observation_space),
@@ -193,7 +180,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
                 f"{task.name} has them, got {space}; record episodes of {task.name}"
             )
     low, high = _range(name, data.action_space, action_spec)
-    return EpisodeDataset(name, data, low, high, reward_spec)
+    return EpisodeDataset(name, data, low, high)
 
 
 def _is_dataset(folder: Path) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from agents.task import Task
 
-_HEIGHT, _WIDTH = 240, 320
+_HEIGHT = 240
 _SCALE = 2  # Of the window.
 _FRAMES_PER_SECOND = 30
 # The film of an episode of 1000 environment steps takes about ten seconds.
@@ -66,7 +66,7 @@ class Player:
             for step, timestep in enumerate(steps):
                 total += float(timestep.reward or 0.0)
                 is_shown = step % steps_per_frame == 0
-                if is_shown and show(self.environment.render(_HEIGHT, _WIDTH)) is False:
+                if is_shown and show(self.environment.render(_HEIGHT)) is False:
                     return
                 if timestep.last():
                     break
@@ -85,6 +85,7 @@ def film(path: Path) -> Iterator[Show]:
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
+    path = path.absolute()  # The environment may change the working directory.
     partial = atomic_file.beside(path, f".partial{path.suffix}")
     with _creating(path):  # Before the episode is played: these errors come early.
         if path.is_dir():

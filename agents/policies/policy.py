@@ -166,10 +166,11 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
     Raises:
       UsageError: if there is no run or no checkpoint.
     """
+    run = RunDirectory(run.path.absolute())  # The environment may change the working directory.
     identity = run.config()["identity"]
     checkpointer = run.checkpointer(best)
     task, config = source.restore(identity)
-    agent = source.make_agent(config, task.spec())
+    agent = source.make_agent(config, task.spec(identity.get("environment")))
     weights = WeightsPart()
     progress: dict[str, Any] = {}
     checkpointer.restore({"weights": weights, "progress": JsonPart(dict, progress.update)})

@@ -153,15 +153,19 @@ class AgentCommand:
 
             # In parallel with the imports of this process, which take as long.
             lp.preload("agents.runs.imports", self.factory.partition(":")[0])
+        # The code of an environment may change the working directory.
+        root = Path("runs").absolute()
+        if options.run_dir is not None:
+            options = dataclasses.replace(options, run_dir=options.run_dir.absolute())
         # An unknown environment is noticed before TensorFlow is imported.
-        environment_spec = options.task.spec()
+        environment_spec, form = options.task.described()
         if options.env_engine == "envpool":
             from environments import engines
 
             engines.check_envpool(options.env)
         from agents.runs.run import train
 
-        return train(self, options, environment_spec, listener)
+        return train(self, options, root, environment_spec, form, listener)
 
     def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
         """Plays episodes with the policy of a run and prints their returns.
@@ -217,7 +221,7 @@ class AgentCommand:
         from agents.policies.policy import restore
         from rl_replicator.runs.run_directory import RunDirectory
 
-        run = RunDirectory(run_dir)
+        run = RunDirectory(run_dir.absolute())
         return export_policy(restore(run, self, best), self, run, license_name)
 
     def config_type(self, pixels: bool) -> type:

@@ -14,7 +14,7 @@ from agents.nodes.run_plan import Replicas
 from agents.replay.config import ReplayConfig
 from agents.replay.memory_estimate import available_memory
 from agents.runs.options import AgentOptions, PixelAgentOptions
-from environments import PixelConfig, frame_rate
+from environments import PixelConfig
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.run_directory import AUTO, RunDirectory, adopted
@@ -115,8 +115,8 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
         return []
     if excess:
         raise UsageError(f"{excess}, or the size of --frame")
-    rate = frame_rate.line(task.name, task.pixels, task.wrap, task.time_limit)
-    return [rate, f"replay: {size}"]
+    with task.make(seed=0) as environment:
+        return [environment.describe_rendering(), f"replay: {size}"]
 
 
 def warn_if_too_short(options: AgentOptions) -> None:

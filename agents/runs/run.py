@@ -6,7 +6,9 @@ The nodes of the program are wired in `agents/program.py`.
 import dataclasses
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from acme import specs
 
@@ -28,13 +30,13 @@ from rl_replicator.runs import events, trackers
 from rl_replicator.runs.run import NewRows, Run, RunListener, opened
 from rl_replicator.runs.run_directory import RunDirectory, choose, folder_name
 
-_RUNS = Path("runs")
-
 
 def train(
     source: AgentSource,
     options: AgentOptions,
+    root: Path,
     environment_spec: specs.EnvironmentSpec,
+    form: Mapping[str, Any],
     listener: RunListener,
 ) -> int:
     """Trains an agent.
@@ -42,7 +44,9 @@ def train(
     Args:
       source: makes the agent.
       options: options of the run.
+      root: directory of all runs, absolute.
       environment_spec: the spec of the environment that the options name.
+      form: what the run and its policy require of the environment, see `Task.described`.
       listener: is notified of the run and its evaluations.
 
     Returns:
@@ -56,9 +60,9 @@ def train(
     share_processors()
     if options.deterministic:  # A local replay stores single transitions.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
-    root = _RUNS / folder_name(source.name)  # `module:command` becomes "module-command".
+    root = root / folder_name(source.name)  # `module:command` becomes "module-command".
     base = f"{folder_name(options.env)}-seed{options.seed}"
-    identity = options.identity
+    identity = {**options.identity, "environment": form}
     with (
         allowing_open_ports(options.open_ports),
         choose(root, base, source.name, identity, options.run_dir, options.resume) as directory,
@@ -71,7 +75,8 @@ def train(
         agent = source.make_agent(options.agent, environment_spec)
         about = preparation.check(agent, options, replicas)
         prefilling = preparation.Prefilling(options, directory)
-        with opened(directory, source.name, options.identity, listener) as run:
+        identity = {**options.identity, "environment": form}
+        with opened(directory, source.name, identity, listener) as run:
             if run.is_continued and results.is_complete(directory, options):
                 print(
                     f"finished: all {options.steps:,} environment steps of the run in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import dm_env
@@ -17,7 +17,7 @@ from environments.errors import (
     EnvironmentSpecError,
     of_user_code,
 )
-from environments.flat import randomness, timesteps
+from environments.flat import timesteps
 
 # MuJoCo's largest number, which dm_control uses as the bound of unlimited actuators.
 NO_LIMIT = 1e10
@@ -38,20 +38,37 @@ class Randomness(Protocol):
 
 
 class NumpyRandomness(Randomness):
-    """The random state of an environment that uses a single NumPy generator."""
+    """The random state of an environment that uses a single NumPy generator.
 
-    def __init__(self, random: randomness.NumpyRandom):
+    It is dicts, lists, strings and numbers, which JSON preserves.
+    """
+
+    def __init__(self, random: np.random.RandomState | np.random.Generator):
         """Stores the generator."""
         self._random = random
 
-    def get(self) -> dict[str, Any]:
-        return randomness.snapshot(self._random)
+    def get(self) -> Any:
+        random = self._random
+        if isinstance(random, np.random.RandomState):
+            return _plain(random.get_state(legacy=False))
+        return _plain(random.bit_generator.state)
 
     def set(self, state: Any) -> None:
-        randomness.restore(self._random, state)
+        random = self._random
+        if isinstance(random, np.random.RandomState):
+            random.set_state(state)
+        else:
+            random.bit_generator.state = state
 
 
-Render = Callable[[int, int, int | str], np.ndarray]
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+# (height, width, camera) -> pixels; a renderer that keeps its aspect also takes None for the width.
+Render = Callable[[int, Any, int | str], np.ndarray]
 
 
 def checked_frame(
@@ -103,9 +120,10 @@ class Environment(dm_env.Environment):
       drops_images: whether images among the observations are left out; otherwise they are refused.
       is_redrawn: whether frames come from a method `render`, its own or a wrapper's, and not from
         its physics.
+      keeps_aspect: whether frames have the aspect of the environment's own unless a width is given.
     """
 
-    is_redrawn = False
+    is_redrawn = keeps_aspect = False
     _is_closed = False
 
     def __init__(
@@ -218,6 +236,14 @@ class Environment(dm_env.Environment):
                 "exposes none, got one; use the environment with which it was saved"
             )
 
+    def limit_steps(self, limit: int) -> None:
+        """Truncates episodes after a number of steps, if they have not ended by then.
+
+        Args:
+          limit: at least 1.
+        """
+        self._timesteps.limit = min(limit, self._timesteps.limit)
+
     def reset(self) -> dm_env.TimeStep:
         return self._begin(self._environment.reset())
 
@@ -232,6 +258,8 @@ class Environment(dm_env.Environment):
           EnvironmentActionError: if the action holds NaN.
           EnvironmentDataError: if the wrapped environment violates its specs.
         """
+        if self._timesteps.is_truncated:
+            return self.reset()
         return self._convert(self._environment.step(self._real_action(action)))
 
     def _real_action(self, action: np.ndarray) -> np.ndarray:
@@ -281,12 +309,15 @@ class Environment(dm_env.Environment):
         """Returns the spec of the discount, a float32 scalar in [0, 1]."""
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
 
-    def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
+    def render(
+        self, height: int = 240, width: int | None = None, camera_id: int | str = 0
+    ) -> np.ndarray:
         """Renders the current state. The first call loads OpenGL.
 
         Args:
           height: height of the image in pixels.
-          width: width of the image in pixels.
+          width: width of the image in pixels. Default: that of the environment's own aspect if it
+            draws frames of a fixed size, otherwise 4/3 of the height.
           camera_id: index or name of a camera.
 
         Returns:
@@ -297,6 +328,8 @@ class Environment(dm_env.Environment):
           EnvironmentSpecError: if the environment cannot render.
           EnvironmentDataError: if the environment returns anything else.
         """
+        if width is None and not self.keeps_aspect:
+            width = 4 * height // 3
         return self.renderer()(height, width, camera_id)
 
     def renderer(self) -> Render:
@@ -309,7 +342,7 @@ class Environment(dm_env.Environment):
             raise EnvironmentSpecError(self._render)
         draw, name = self._render, self._name
 
-        def render(height: int, width: int, camera_id: int | str) -> np.ndarray:
+        def render(height: int, width: int | None, camera_id: int | str) -> np.ndarray:
             return checked_frame(draw(height, width, camera_id), name, height, width)
 
         return render

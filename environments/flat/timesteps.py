@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,12 @@ from dm_env import specs
 
 from environments.errors import EnvironmentDataError, EnvironmentSpecError
 
+_LOG = logging.getLogger("environments")
+REWARD_BOUNDS_REMEDY = (
+    "correct reward_spec() (Gymnasium: reward_range), from which D4PG derives its range of returns"
+)
+# Names of environments whose rewards have been beyond their bounds.
+_WARNED: set[str] = set()
 # Relative. Rewards are computed in floating point, so a sum may be just outside its bounds.
 _REWARD_TOLERANCE = 1e-4
 _LARGEST = float(np.finfo(np.float32).max)
@@ -41,21 +48,6 @@ class Field(NamedTuple):
         return "/".join(map(str, self.path)) or "observation"
 
 
-def reward_limits(spec: specs.Array) -> tuple[float, float]:
-    """Returns the lowest and the highest reward to accept: the bounds, with a margin for rounding.
-
-    Args:
-      spec: the spec of the reward, a scalar. Without bounds, every finite float32 is accepted.
-    """
-    low, high = -math.inf, math.inf
-    if isinstance(spec, specs.BoundedArray):
-        low, high = float(spec.minimum), float(spec.maximum)
-    return (
-        max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST),
-        min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST),
-    )
-
-
 class TimeStepConverter:
     """Flattens observations, casts numbers to float32, and checks all values.
 
@@ -65,7 +57,12 @@ class TimeStepConverter:
       observation_bounds: [2, size] float64, the lowest and the highest numbers that the spec allows
         in a flat observation. Nothing here checks them, because agents do not need them.
       reward_spec: spec of the converted rewards, a float32 scalar.
+      limit: number of steps after which an episode is truncated.
+      is_truncated: whether the last time step was truncated here.
     """
+
+    limit: float = math.inf
+    is_truncated = False
 
     def __init__(
         self, name: str, observation_spec: Any, reward_spec: Any, drops_images: bool = False
@@ -88,8 +85,11 @@ class TimeStepConverter:
         self.fields, self.observation_bounds = _plan(observation_spec, drops_images)
         self.size = self.observation_bounds.shape[1]
         self.reward_spec = _float32_reward(reward_spec)
+        low = float(getattr(self.reward_spec, "minimum", -math.inf))
+        high = float(getattr(self.reward_spec, "maximum", math.inf))
         # Comparisons with these limits also fail for NaN and infinities.
-        self._lowest, self._highest = reward_limits(self.reward_spec)
+        self._lowest = max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST)
+        self._highest = min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST)
 
     def begin(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         """Converts the first time step of an episode, whether or not the previous episode is over.
@@ -103,7 +103,7 @@ class TimeStepConverter:
         Raises:
           EnvironmentDataError: see `convert`; also if the time step is not a first one.
         """
-        self._step, self._is_under_way = 0, False
+        self._step, self._is_under_way, self.is_truncated = 0, False, False
         if timestep[0] is not _FIRST:
             remedy = "return dm_env.restart(...)"
             raise self._error("step type", "FIRST from reset()", _short(timestep[0]), remedy)
@@ -121,12 +121,14 @@ class TimeStepConverter:
 
         Raises:
           EnvironmentDataError: if an observation, reward or discount is missing, not finite, or of
-            another shape than its spec; if a reward or discount is out of bounds; also if the step
-            type is not a `dm_env.StepType`, or an episode begins before the previous one has ended.
+            another shape than its spec; if a discount is out of bounds; also if the step type is
+            not a `dm_env.StepType`, or an episode begins before the previous one has ended.
         """
         step_type, reward, discount, observation = timestep
         if step_type is _MID or step_type is _LAST:
             self._step += 1
+            if self._step >= self.limit and step_type is _MID:
+                step_type, self.is_truncated = _LAST, True
         elif step_type is not _FIRST:  # Even an equal integer: other code compares by identity.
             self._step += 1
             remedy = "return dm_env.transition(...), termination(...) or truncation(...)"
@@ -157,13 +159,12 @@ class TimeStepConverter:
             return dm_env.TimeStep(step_type, None, None, flat)
         try:
             reward_t, discount_t = float(reward), float(discount)
-            if self._lowest <= reward_t <= self._highest and 0.0 <= discount_t <= 1.0:
-                return dm_env.TimeStep(
-                    step_type, np.float32(reward_t), np.float32(discount_t), flat
-                )
+            is_usual = self._lowest <= reward_t <= self._highest and 0.0 <= discount_t <= 1.0
         except (TypeError, ValueError):  # None, a string, an array of several numbers.
-            pass
-        raise self._scalar_error(reward, discount)
+            is_usual = False
+        if not is_usual:
+            self._check_scalars(reward, discount)
+        return dm_env.TimeStep(step_type, np.float32(reward_t), np.float32(discount_t), flat)
 
     def _flat_value(self, observation: Any, field: Field) -> np.ndarray:
         """Flattens a field, which may hold Python numbers or lists too.
@@ -205,26 +206,24 @@ class TimeStepConverter:
                     "clip it, or end the episode before it diverges",
                 )
 
-    def _scalar_error(self, reward: Any, discount: Any) -> EnvironmentDataError:
+    def _check_scalars(self, reward: Any, discount: Any) -> None:
+        """Raises EnvironmentDataError, or warns once of a reward beyond its bounds."""
         for field, value in (("reward", reward), ("discount", discount)):
             try:
                 number = float(value)
             except (TypeError, ValueError):
-                remedy = "return one number at every step"
-                return self._error(field, "a number", _short(value), remedy)
+                remedy = "return one number at every step; a wrapper may weight several"
+                raise self._error(field, "a number", _short(value), remedy) from None
             if not abs(number) <= _LARGEST:
-                return self._error(field, "a finite float32 number", f"{number:g}", "clip it")
-            if field == "reward" and not self._lowest <= number <= self._highest:
-                bounds = (
-                    f"{float(self.reward_spec.minimum):g} to {float(self.reward_spec.maximum):g}"
-                )
-                remedy = (
-                    "widen the bounds in reward_spec() (Gymnasium: reward_range), or scale the "
-                    "reward"
-                )
-                return self._error(field, f"a number from {bounds}", f"{number:.7g}", remedy)
-        remedy = "return 0 at a termination, otherwise 1"
-        return self._error("discount", "a number from 0 to 1", _short(discount), remedy)
+                raise self._error(field, "a finite float32 number", f"{number:g}", "clip it")
+        if not 0.0 <= float(discount) <= 1.0:
+            remedy = "return 0 at a termination, otherwise 1"
+            raise self._error("discount", "a number from 0 to 1", _short(discount), remedy)
+        if self._name not in _WARNED:
+            _WARNED.add(self._name)
+            found = f"a reward of {float(reward):.7g} is beyond the declared bounds"
+            _LOG.warning("%s: %s; %s", self._name, found, REWARD_BOUNDS_REMEDY)
+        self._lowest, self._highest = -_LARGEST, _LARGEST
 
     def _error(self, field: str, expected: str, got: str, remedy: str) -> EnvironmentDataError:
         return EnvironmentDataError(
@@ -295,7 +294,8 @@ def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any
 def _float32_reward(spec: Any) -> specs.Array:
     if not isinstance(spec, specs.Array) or spec.shape != ():
         raise EnvironmentSpecError(
-            f"expected one number as reward, got {spec!r}; declare a scalar in reward_spec()"
+            f"expected one number as reward, got {spec!r}; declare a scalar in reward_spec(); a "
+            "wrapper may weight several"
         )
     if isinstance(spec, specs.BoundedArray):
         return specs.BoundedArray((), np.float32, spec.minimum, spec.maximum, name="reward")

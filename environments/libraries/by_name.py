@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from environments.errors import EnvironmentNameError, file_hint, of_user_code
+from environments.errors import EnvironmentNameError, file_hint, nearest, of_user_code
 from environments.pixels import rendering
 
 # dm:locomotion/TASK: the tasks without camera observations. dm_control renders a camera observation
@@ -37,7 +35,7 @@ def make_dm_control(name: str, seed: int) -> Any:
     if name not in known:
         raise EnvironmentNameError(
             "expected 'dm:manipulation/TASK' or 'dm:locomotion/TASK' with a task without camera "
-            f"observations, got 'dm:{name}'{hint('dm:', name, known)}"
+            f"observations, got 'dm:{name}'{nearest(name, known, 'dm:')}"
         )
     collection, _, task = name.partition("/")
     if collection == "manipulation":
@@ -93,9 +91,10 @@ def make_gymnasium(name: str) -> Any:
         spec = gymnasium.spec(identifier)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         known = gymnasium.registry
+        prefix = f"gym:{module}:" if module else "gym:"
         raise EnvironmentNameError(
             f"expected the id of a Gymnasium environment after 'gym:', got {identity!r}: "
-            f"{_first_line(error)}{hint('gym:', identity, known)}"
+            f"{_first_line(error)}{nearest(identifier, known, prefix)}"
         ) from None
     with of_user_code(f"the constructor of gym:{name}", "return an environment"):
         try:
@@ -138,9 +137,3 @@ def _construct(spec: Any, options: dict[str, Any]) -> Any:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def hint(prefix: str, name: str, known: Iterable[str]) -> str:
-    """Returns a suggestion of similar names for an error message; "" if there are none."""
-    near = difflib.get_close_matches(name, known, n=2)
-    return f"; did you mean {' or '.join(prefix + other for other in near)}?" if near else ""

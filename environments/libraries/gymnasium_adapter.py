@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,6 @@ from gymnasium import spaces
 
 from environments import flat
 from environments.errors import EnvironmentSpecError, RenderingUnavailableError, of_user_code
-from environments.flat import randomness
 from environments.pixels import gl_context, rendering
 
 # The methods `step` of wrappers that return rewards unchanged.
@@ -70,9 +68,11 @@ def adapt(
         )
     with of_user_code(f"the specs of {name}", "be returned"):
         bridge = GymnasiumEnvironment(environment, seed)
-    return flat.Environment(
+    adapted = flat.Environment(
         bridge, random=bridge, render=render, name=name, drops_images=drops_images
     )
+    adapted.keeps_aspect = True
+    return adapted
 
 
 class GymnasiumEnvironment(dm_env.Environment):
@@ -123,7 +123,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         if start is not None and "seed" not in start:
             # The seed was for the environment's generators other than Gymnasium's. Their states are
             # unknown, and without a new seed they would repeat their earlier draws.
-            randomness.restore(self._random, start)
+            flat.NumpyRandomness(self._random).set(start)
             observation, _ = self._environment.reset()
         self._over = False
         return dm_env.restart(observation)
@@ -158,7 +158,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         """
         if self._start is not None or self._random is None:
             return self._start
-        return randomness.snapshot(self._random)
+        return flat.NumpyRandomness(self._random).get()
 
     def set(self, state: Any) -> None:
         """Makes the next reset start from a state that `get` returned."""
@@ -192,9 +192,9 @@ def _spec(space: spaces.Space, name: str, expected: str) -> Any:
 
 
 def _render(
-    environment: gymnasium.Env, name: str, height: int, width: int, camera_id: int | str
+    environment: gymnasium.Env, name: str, height: int, width: int | None, camera_id: int | str
 ) -> np.ndarray:
-    """Renders Gymnasium's own image and resizes it.
+    """Renders Gymnasium's own image and resizes it; without a width, it keeps its aspect.
 
     Raises:
       EnvironmentDataError: if it is not uint8 [height, width, 3].
@@ -210,8 +210,12 @@ def _render(
         with _own_context_current(environment):
             frame = environment.render()
     except gymnasium.error.DependencyNotInstalled as error:
-        raise RenderingUnavailableError(_what_to_install(environment, str(error))) from error
-    return _resized(flat.checked_frame(frame, name), height, width)
+        reason = " ".join(str(error).split())
+        raise RenderingUnavailableError(f"expected what draws {name}, got: {reason}") from error
+    frame = flat.checked_frame(frame, name)
+    if width is None:  # Encoders of films take multiples of 16.
+        width = max(1, round(height * frame.shape[1] / frame.shape[0] / 16)) * 16
+    return _resized(frame, height, width)
 
 
 @contextlib.contextmanager
@@ -238,19 +242,6 @@ def _mujoco_renderer(environment: Any) -> Any:
     held = getattr(environment.unwrapped, "__dict__", {}).values()
     inner = (_mujoco_renderer(value) for value in held if isinstance(value, gymnasium.Env))
     return own or next(filter(None, inner), None)
-
-
-def _what_to_install(environment: gymnasium.Env, text: str) -> str:
-    """Condenses Gymnasium's message about a missing rendering package to one line."""
-    what = type(environment.unwrapped).__qualname__
-    missing = text.partition(", run ")[0].strip()
-    extra = re.search(r"gymnasium\[([\w-]+)\]", text)
-    remedy = (
-        f"pip install 'gymnasium[{extra[1].replace('_', '-')}]'"
-        if extra
-        else "install what it names"
-    )
-    return f"expected a package that draws {what}, got: {' '.join(missing.split())}; {remedy}"
 
 
 def _resized(frame: np.ndarray, height: int, width: int) -> np.ndarray:

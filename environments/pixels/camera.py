@@ -67,7 +67,7 @@ class Camera:
         self._key: tuple[Any, ...] = ()
 
     def __call__(self, height: int, width: int, camera: int | str) -> np.ndarray:
-        """Renders the current state for a video, in which anything may have changed.
+        """Renders the current state.
 
         Args:
           height: height of the frame in pixels.
@@ -81,21 +81,11 @@ class Camera:
           EnvironmentSpecError: if the model has no such camera.
           RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
-        self.renew_terrain()
-        return self.frame(height, width, camera)
-
-    def frame(self, height: int, width: int, camera: int | str) -> np.ndarray:
-        """Renders the current state as `__call__` does, with the terrain of the last renewal."""
         physics = self._find_physics()
         drawing = self._drawing_of(physics.model.ptr, height, width, camera)
         # As with dm_control, textures change when they are uploaded, which needs its contexts.
-        uploads = getattr(physics, "_contexts", None) is not None
-        return drawing.frame(physics.data.ptr, drawing.upload_textures if uploads else None)
-
-    def renew_terrain(self) -> None:
-        """Makes the next frame upload the height fields. Call it when they may have changed."""
-        if self._drawing is not None:
-            self._drawing.terrain_is_new = True
+        has_contexts = getattr(physics, "_contexts", None) is not None
+        return drawing.frame(physics.data.ptr, has_contexts)
 
     def check(self, height: int, width: int, camera: int | str) -> None:
         """Raises EnvironmentSpecError if the model has no such camera. Loads no OpenGL."""
@@ -115,11 +105,7 @@ class Camera:
 
 
 class _Drawing:
-    """A scene and a context for frames of one model and one size from one camera.
-
-    Attributes:
-      terrain_is_new: whether the next frame uploads the height fields.
-    """
+    """A scene and a context for frames of one model and one size from one camera."""
 
     def __init__(
         self, settings: RenderSettings, model: Any, height: int, width: int, camera: int | str
@@ -139,26 +125,22 @@ class _Drawing:
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name.upper()}")] = 0
         self._area = mujoco.MjrRect(0, 0, width, height)
         self._upside_down = np.empty((height, width, 3), np.uint8)
-        self.terrain_is_new = False
-        self._textures: np.ndarray = np.empty(0)
+        self._uploaded: dict[str, np.ndarray] = {}
         self._context: Context | None = None
 
-    def frame(self, data: Any, prepare: Callable[[], None] | None) -> np.ndarray:
+    def frame(self, data: Any, textures_may_change: bool) -> np.ndarray:
         """Renders the state in a `mujoco.MjData` of the model.
 
         Args:
           data: the state.
-          prepare: called with the context current; None for nothing.
+          textures_may_change: whether to look for changed textures, as for changed height fields.
         """
         mujoco, model = self._mujoco, self._model
         context = self._context or self._open()
         with context.current():
-            if self.terrain_is_new:
-                for terrain in range(model.nhfield):
-                    mujoco.mjr_uploadHField(model, self._resources, terrain)
-                self.terrain_is_new = False
-            if prepare is not None:
-                prepare()
+            self._upload("hfield_data", model.nhfield, mujoco.mjr_uploadHField)
+            if textures_may_change:
+                self._upload("tex_data", model.ntex, mujoco.mjr_uploadTexture)
             mujoco.mjv_updateScene(
                 model,
                 data,
@@ -173,13 +155,13 @@ class _Drawing:
             # OpenGL counts rows from the bottom.
             return np.ascontiguousarray(self._upside_down[::-1])
 
-    def upload_textures(self) -> None:
-        """Uploads all textures if one of them has changed since this was last called."""
-        textures = self._model.tex_data
-        if not np.array_equal(textures, self._textures):
-            self._textures = textures.copy()
-            for texture in range(self._model.ntex):
-                self._mujoco.mjr_uploadTexture(self._model, self._resources, texture)
+    def _upload(self, name: str, count: int, upload: Callable[[Any, Any, int], None]) -> None:
+        """Uploads all objects of a kind if their data have changed since they were uploaded."""
+        data = getattr(self._model, name)
+        if count and not np.array_equal(data, self._uploaded.get(name, ())):
+            self._uploaded[name] = data.copy()
+            for index in range(count):
+                upload(self._model, self._resources, index)
 
     def _open(self) -> Context:
         """Opens the context. Changes the model's settings and restores them."""

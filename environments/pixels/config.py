@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 from environments.errors import EnvironmentSpecError
@@ -48,28 +47,25 @@ class PixelConfig:
     render: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "camera", "action_repeat"):
-            object.__setattr__(self, name, _plain(getattr(self, name)))
-        for name in ("height", "width"):
-            value = getattr(self, name)
-            if not (_is_int(value) and _SMALLEST <= value <= _LARGEST):
-                raise EnvironmentSpecError(
-                    f"expected a pixel {name} from {_SMALLEST} to {_LARGEST}, got {value!r}"
-                )
-        repeat = self.action_repeat
-        if repeat is not None and not (_is_int(repeat) and repeat >= 1):
-            raise EnvironmentSpecError(
-                f"expected an action_repeat of at least 1, got {self.action_repeat!r}"
-            )
-        is_index = _is_int(self.camera) and int(self.camera) >= -1
-        if not (is_index or (isinstance(self.camera, str) and self.camera)):
-            raise EnvironmentSpecError(
-                f"expected a camera's name or an index of at least -1, got {self.camera!r}"
-            )
-        if self.render not in RENDER_MODES:
-            raise EnvironmentSpecError(
-                f"expected render to be one of {', '.join(RENDER_MODES)}, got {self.render!r}"
-            )
+        sizes = f"an integer from {_SMALLEST} to {_LARGEST}"
+        for name, expected, is_right in (
+            ("height", sizes, _is_from(_SMALLEST, self.height) and self.height <= _LARGEST),
+            ("width", sizes, _is_from(_SMALLEST, self.width) and self.width <= _LARGEST),
+            (
+                "action_repeat",
+                "an integer of at least 1",
+                self.action_repeat is None or _is_from(1, self.action_repeat),
+            ),
+            (
+                "camera",
+                "a camera's name or an index of at least -1",
+                bool(self.camera) if isinstance(self.camera, str) else _is_from(-1, self.camera),
+            ),
+            ("render", f"one of {', '.join(RENDER_MODES)}", self.render in RENDER_MODES),
+        ):
+            if not is_right:
+                got = f"{getattr(self, name)!r} ({type(getattr(self, name)).__name__})"
+                raise EnvironmentSpecError(f"{name} of frames: expected {expected}, got {got}")
 
     def repeats(self, name: str) -> int:
         """Returns the number of environment steps for each action.
@@ -81,13 +77,5 @@ class PixelConfig:
         return usual if self.action_repeat is None else self.action_repeat
 
 
-def _plain(value: Any) -> Any:
-    """Converts a NumPy integer, such as a computed size, to int; returns others unchanged."""
-    try:
-        return value if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return value
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_from(lowest: int, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest

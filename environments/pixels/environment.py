@@ -15,6 +15,8 @@ from environments.pixels import rendering
 from environments.pixels.camera import RENDER_SETTINGS, Camera, is_physics
 from environments.pixels.config import PixelConfig
 
+_SECONDS_TO_MEASURE = 0.3
+
 
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
@@ -57,7 +59,7 @@ class PixelEnvironment(dm_env.Environment):
             settings = RENDER_SETTINGS[self._render_mode]
             self._camera = Camera(lambda: wrapped.physics, settings)
             self._camera.check(*self._view)
-            self._draw: flat.Render = self._camera.frame
+            self._draw: flat.Render = self._camera
         else:
             self._draw = environment.renderer()
             if config.render == "fast":
@@ -124,9 +126,27 @@ class PixelEnvironment(dm_env.Environment):
         finally:
             self.seconds_rendering += time.perf_counter() - started
 
+    def describe_rendering(self) -> str:
+        """Resets the environment; returns one line: renderer, mode, size and frames per second."""
+        drawn_by = "by the environment itself"
+        if self._render_mode != "own":
+            renderer = rendering.find()
+            advice = rendering.advice(renderer)
+            drawn_by = f"{renderer.kind.upper()}, {renderer.name}, {self._render_mode}"
+            drawn_by += f" ({advice})" if advice else ""
+        height, width, _ = self._view
+        return f"rendering: {drawn_by}, {height}x{width}: {self.frames_per_second():.0f} frames/s"
+
+    def frames_per_second(self) -> float:
+        """Resets the environment, and measures how often per second its first state is rendered."""
+        self.reset()  # The first frame compiles shaders.
+        count, start = 0, time.perf_counter()
+        while (passed := time.perf_counter() - start) < _SECONDS_TO_MEASURE or not count:
+            self.frame()
+            count += 1
+        return count / passed
+
     def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        if self._camera is not None:
-            self._camera.renew_terrain()
         return timestep._replace(observation=self.frame())
 
     def observation_spec(self) -> specs.BoundedArray:
@@ -142,7 +162,9 @@ class PixelEnvironment(dm_env.Environment):
         """Returns the spec of the discount, a float32 scalar in [0, 1]."""
         return self._environment.discount_spec()
 
-    def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
+    def render(
+        self, height: int = 240, width: int | None = None, camera_id: int | str = 0
+    ) -> np.ndarray:
         """Renders a frame for a video, always 'exact'; see `flat.Environment.render`."""
         return self._environment.render(height, width, camera_id)
 

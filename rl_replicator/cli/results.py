@@ -61,10 +61,11 @@ def export(args: Sequence[str]) -> int:
             f"expected a run whose model can be exported, got {chosen.run_dir}; its command has no "
             "method 'exported'"
         )
+    out = chosen.out.absolute()  # The run's environment may change the working directory.
     model = trainable.exported(chosen.run_dir, chosen.best, chosen.license, chosen.data_dir)
     from rl_replicator.exports import formats
 
-    formats.write(model, chosen.format, chosen.out)
+    formats.write(model, chosen.format, out)
     print(f"{chosen.format} {chosen.out} ({model.card.title})")
     return 0
 

@@ -1,9 +1,9 @@
 """Factories of environments and wrappers, most of which have one fault each."""
 
-import atexit
-import ctypes
 import itertools
+import os
 import struct
+import tempfile
 import time
 
 import dm_env
@@ -117,6 +117,11 @@ def bad_close(seed):
 
     environment.close = close
     return environment
+
+
+def elsewhere(seed):
+    os.chdir(tempfile.gettempdir())
+    return good(seed)
 
 
 def hang(seed):
@@ -298,14 +303,6 @@ class _Shown(_Halved):
 
 def shown(inner):
     return _Shown(inner)
-
-
-def talkative(seed):
-    """Prints when it is made, also from C, and when the process ends."""
-    ctypes.CDLL(None).printf(b"simulator 1.2\n")
-    print("made")
-    atexit.register(print, "bye")
-    return good(seed)
 
 
 class _PassingOn(_Halved):

@@ -62,15 +62,6 @@ class Puzzled(gymnasium.Env):
         raise TypeError("no sense")
 
 
-class Windowed(Seven):
-    """Can only be shown to people."""
-
-    def __init__(self, render_mode: str | None = None):
-        if render_mode not in (None, "human"):
-            raise ValueError(f"no mode {render_mode}")
-        super().__init__(terminates=False, render_mode=render_mode)
-
-
 class Undrawn(Seven):
     """Needs a package for rendering that is not installed."""
 
@@ -84,9 +75,8 @@ def make_undrawn(seed: int) -> Undrawn:
     return Undrawn(terminates=False)
 
 
-def make_wrapped(seed: int) -> gymnasium.Env:
-    """Wraps the environment in a time limit of three steps."""
-    return gymnasium.wrappers.TimeLimit(Seven(terminates=True), 3)
+def make_windowed(seed: int) -> Seven:
+    return Seven(terminates=False, render_mode=None)
 
 
 def make_discrete(seed: int) -> gymnasium.Env:

@@ -5,12 +5,13 @@ import unittest
 
 import numpy as np
 import pytest
-from dm_env import test_utils
+from dm_env import specs, test_utils
 
 import environments
 from environments import fakes
 from tests.environments import gymnasium_fake
 
+FRAME = environments.PixelConfig(height=8, width=12)
 # test_numbers_and_form covers the tasks of dm_control.
 MAKERS = {
     "chain": functools.partial(environments.make, "environments.fakes:chain", 1),
@@ -19,7 +20,12 @@ MAKERS = {
     ),
     "target": functools.partial(environments.make, "environments.fakes:target", 1),
     "raw chain": fakes.Chain,
+    "limited": lambda: environments.make("environments.fakes:chain", 1, time_limit=3),
     "gymnasium": lambda: environments.adapt(gymnasium_fake.make(1), seed=1),
+    "frames": lambda: environments.make("quadruped:escape", 1, FRAME),
+    "frames without reward bounds": lambda: environments.make("lqr:lqr_2_1", 1, FRAME),
+    "own frames": lambda: environments.make("environments.fakes:target", 1, FRAME),
+    "frames of gymnasium": lambda: environments.make(f"{gymnasium_fake.__name__}:make", 1, FRAME),
 }
 
 
@@ -41,7 +47,10 @@ def follow(environment, checks):
 @pytest.mark.parametrize("name", MAKERS)
 def test_follows_dm_env(name):
     # One environment serves all checks; the one about a fresh environment comes first.
-    follow(MAKERS[name](), sorted(CHECKS, key=lambda check: check != FRESH))
+    made = MAKERS[name]()
+    follow(made, sorted(CHECKS, key=lambda check: check != FRESH))
+    if "frames" in name:
+        assert made.observation_spec() == specs.BoundedArray((8, 12, 3), np.uint8, 0, 255, "pixels")
 
 
 def compare_numbers(ours, theirs):

@@ -16,7 +16,6 @@ from dm_env import specs
 
 import environments
 from environments import examination, fakes, flat
-from environments.flat import randomness
 from environments.pixels.config import PixelConfig
 from tests.environments import gymnasium_fake
 
@@ -55,57 +54,24 @@ def test_the_limits_of_each_action_are_named():
     assert found.text == "observes 1 number, takes 1 from -0.8 to 1.1, 1 from 2 to 6"
 
 
-@pytest.mark.parametrize(
-    ("action", "real"),
-    [
+def test_actions_are_clipped_and_scaled_linearly():
+    recorder = Recorder()
+    environment = environments.adapt(recorder)
+    environment.reset()
+    for action, real in (
         ([-1, -1], [-0.8, 2]),
         ([1, 1], [1.1, 6]),
         ([0, 0], [0.15, 4]),
         ([0.5, -0.5], [0.625, 3]),
-        ([-7, 7], [-0.8, 6]),  # Clipped.
-    ],
-)
-def test_actions_are_scaled_linearly(action, real):
-    recorder = Recorder()
-    environment = environments.adapt(recorder)
-    environment.reset()
-    environment.step(np.array(action, np.float32))
-    np.testing.assert_allclose(recorder.last, real, rtol=1e-15)
-    recorder.action_spec().validate(recorder.last)
-
-
-def test_unit_actions_pass_unchanged():
-    environment = environments.make("reacher:easy", seed=0)
-    environment.reset()
-    environment.step(np.array([0.3, -0.7], np.float32))
-    control = environment.wrapped.physics.control()
-    np.testing.assert_array_equal(control, np.array([0.3, -0.7], np.float32).astype(np.float64))
-
-
-def test_action_of_wrong_shape_is_refused():
-    environment = environments.make("reacher:easy", seed=0)
-    environment.reset()
+        ([-7, 7], [-0.8, 6]),
+    ):
+        environment.step(np.array(action, np.float32))
+        np.testing.assert_allclose(recorder.last, real, rtol=1e-15)
+        recorder.action_spec().validate(recorder.last)
     with pytest.raises(
-        ValueError, match=r"expected an action array of shape \(2,\), got ndarray of shape \(1,\)"
+        ValueError, match=r"expected an action array of shape \(2,\), got ndarray of"
     ):
         environment.step(np.zeros(1, np.float32))
-
-
-def test_numbers_are_those_of_dm_control():
-    from dm_control import suite
-
-    ours = environments.make("walker:walk", seed=5)
-    theirs = suite.load("walker", "walk", task_kwargs={"random": 5})
-    timestep, other = ours.reset(), theirs.reset()
-    assert list(ours.observation_fields) == ["orientations", "height", "velocity"]
-    for index in range(20):
-        flattened = np.concatenate(
-            [np.ravel(other.observation[k]) for k in ours.observation_fields]
-        )
-        np.testing.assert_array_equal(timestep.observation, flattened.astype(np.float32))
-        assert timestep.reward == (None if index == 0 else np.float32(other.reward))
-        action = np.linspace(-1, 1, 6, dtype=np.float32) * np.float32(np.sin(index))
-        timestep, other = ours.step(action), theirs.step(action)
 
 
 def test_a_diverged_simulation_is_told():
@@ -118,25 +84,18 @@ def test_a_diverged_simulation_is_told():
         environment.step(np.zeros(1, np.float32))
 
 
-def test_time_limit_keeps_discount_one():
-    environment = environments.make("pendulum:swingup", seed=0)
-    action = np.zeros(1, np.float32)
+@pytest.mark.parametrize("name", ["pendulum:swingup", "lqr:lqr_2_1"])
+def test_time_limits_keep_the_discount_of_one(name):
+    """Those of dm_control, and ours of tasks that have none."""
+    environment = environments.make(name, seed=0)
+    action = np.ones(environment.action_spec().shape, np.float32)
     timesteps = [environment.reset()]
     while not timesteps[-1].last():
         timesteps.append(environment.step(action))
     assert len(timesteps) == 1001
     assert timesteps[-1].discount == 1
-    assert environment.step(action).first()
-
-
-def test_lqr_gets_limits():
-    environment = environments.make("lqr:lqr_2_1", seed=0)
-    environment.reset()
-    steps = 1
-    while not environment.step(np.ones(1, np.float32)).last():
-        steps += 1
-    assert steps == 1000
     assert environment.wrapped.physics.control() == [1.0]
+    assert environment.step(action).first()
 
 
 @pytest.mark.parametrize(
@@ -149,28 +108,19 @@ def test_seeds(name):
     assert np.any(one != other)
 
 
-@pytest.mark.parametrize(
-    "name", ["cartpole:balance", "point_mass:hard", "environments.fakes:target", f"{FAKE}:make"]
-)
-@pytest.mark.parametrize(
-    "form", [lambda s: json.loads(json.dumps(s)), lambda s: pickle.loads(pickle.dumps(s))]
-)
-def test_random_state_goes_on(name, form):
+@pytest.mark.parametrize("name", ["cartpole:balance", "environments.fakes:target", f"{FAKE}:make"])
+def test_random_state_goes_on(name):
+    """Before the first reset and after it; as JSON, or pickled."""
     stopped = environments.make(name, seed=4)
-    stopped.reset()
-    state = form(stopped.random_state)
-    expected = [stopped.reset().observation for _ in range(3)]
-    resumed = environments.make(name, seed=99)
-    resumed.random_state = state
-    np.testing.assert_array_equal([resumed.reset().observation for _ in range(3)], expected)
-
-
-def test_random_state_before_the_first_reset():
-    state = environments.make(f"{FAKE}:make", seed=4).random_state
-    resumed = environments.make(f"{FAKE}:make", seed=9)
-    resumed.random_state = state
-    expected = environments.make(f"{FAKE}:make", seed=4).reset().observation
-    np.testing.assert_array_equal(resumed.reset().observation, expected)
+    states = [json.loads(json.dumps(stopped.random_state))]
+    expected = [stopped.reset().observation]
+    states.append(pickle.loads(pickle.dumps(stopped.random_state)))
+    expected += [stopped.reset().observation for _ in range(2)]
+    for time, state in enumerate(states):
+        resumed = environments.make(name, seed=99)
+        resumed.random_state = state
+        later = [resumed.reset().observation for _ in range(3 - time)]
+        np.testing.assert_array_equal(later, expected[time:])
 
 
 def test_a_generator_that_is_not_known_repeats_nothing():
@@ -194,36 +144,30 @@ def test_a_generator_that_is_not_known_repeats_nothing():
 def test_every_generator_round_trips(kind):
     random = np.random.Generator(kind(1))
     random.random(3)
-    state = json.loads(json.dumps(randomness.snapshot(random)))
-    expected = random.random(5)
+    state = json.loads(json.dumps(flat.NumpyRandomness(random).get()))
     fresh = np.random.Generator(kind(2))
-    randomness.restore(fresh, state)
-    np.testing.assert_array_equal(fresh.random(5), expected)
+    flat.NumpyRandomness(fresh).set(state)
+    np.testing.assert_array_equal(fresh.random(5), random.random(5))
 
 
 def test_gaussian_in_hand_is_kept():
     random = np.random.RandomState(1)
     random.randn()  # Draws two, keeps one.
-    state = json.loads(json.dumps(randomness.snapshot(random)))
+    state = json.loads(json.dumps(flat.NumpyRandomness(random).get()))
     fresh = np.random.RandomState(2)
-    randomness.restore(fresh, state)
+    flat.NumpyRandomness(fresh).set(state)
     assert fresh.randn() == random.randn()
 
 
-def test_random_state_of_another_generator_is_refused():
-    state = randomness.snapshot(np.random.default_rng(0))
-    with pytest.raises(
-        ValueError, match="expected the random state of a MT19937 generator, got one of 'PCG64'"
-    ):
+def test_a_random_state_that_does_not_fit_is_refused():
+    state = flat.NumpyRandomness(np.random.default_rng(0)).get()
+    with pytest.raises(ValueError, match="state must be for a MT19937"):
         environments.make("cartpole:balance", seed=0).random_state = state
-
-
-def test_random_state_where_there_is_none():
     environment = environments.make("environments.fakes:chain", seed=0)
     assert environment.random_state is None
     environment.random_state = None
     with pytest.raises(ValueError, match="expected no random state for Chain"):
-        environment.random_state = {"bit_generator": "PCG64"}
+        environment.random_state = state
 
 
 def test_chain_is_known_on_paper():
@@ -276,13 +220,6 @@ def test_gymnasium_gets_the_seed():
     )
 
 
-def test_gymnasium_wrappers_work():
-    environment = environments.make(f"{FAKE}:make_wrapped", 0)
-    environment.reset()
-    steps = [environment.step(np.zeros(2, np.float32)) for _ in range(3)]
-    assert steps[-1].last() and steps[-1].discount == 1
-
-
 def test_gymnasium_rewards_are_bounded_unless_a_wrapper_may_change_them():
     def bounds(environment):
         spec = environments.adapt(environment).reward_spec()
@@ -310,6 +247,8 @@ def test_gymnasium_pictures_have_the_wanted_size():
     environment = environments.make(f"{FAKE}:make", 0)
     frame = environment.render(4, 8, 0)
     assert frame.shape == (4, 8, 3) and frame.dtype == np.uint8
+    assert environment.render(48).shape == (48, 96, 3)  # Its own aspect, as in films.
+    assert environments.make("environments.fakes:target", 0).render(48).shape == (48, 64, 3)
     np.testing.assert_array_equal(frame[::2, ::2], np.arange(24).reshape(2, 4, 3))
     silent = environments.adapt(gymnasium_fake.Seven(True, render_mode=None))
     with pytest.raises(
@@ -323,28 +262,19 @@ def test_the_transparency_of_pictures_is_left_out():
     np.testing.assert_array_equal(environment.render(8, 8)[0, 0], [100, 150, 200])
 
 
-@pytest.mark.parametrize(
-    ("frame", "got"),
-    [
+def test_gymnasium_pictures_of_another_kind_are_refused():
+    expected = r"Drawn: frame: expected uint8 \[height, width, 3\] from its render\(\), got "
+    for frame, got in (
         (np.full((30, 40, 3), 0.5, np.float32), r"float32 \[30, 40, 3\]"),
         (np.zeros((30, 40), np.uint8), r"uint8 \[30, 40\]"),
         (np.zeros((30, 40, 2), np.uint8), r"uint8 \[30, 40, 2\]"),
         ([np.zeros((30, 40, 3), np.uint8)], r"uint8 \[1, 30, 40, 3\]"),
         (np.zeros((0, 40, 3), np.uint8), r"uint8 \[0, 40, 3\]"),
         (None, "None"),
-    ],
-)
-def test_gymnasium_pictures_of_another_kind_are_refused(frame, got):
-    class Drawn(gymnasium_fake.Seven):
-        def render(self):
-            return frame
-
-    environment = environments.adapt(Drawn(terminates=True))
-    expected = (
-        rf"Drawn: frame: expected uint8 \[height, width, 3\] from its render\(\), got {got}; conv"
-    )
-    with pytest.raises(environments.EnvironmentDataError, match=expected):
-        environment.render(8, 8)
+    ):
+        drawn = type("Drawn", (gymnasium_fake.Seven,), {"render": lambda self, frame=frame: frame})
+        with pytest.raises(environments.EnvironmentDataError, match=f"{expected}{got}; conv"):
+            environments.adapt(drawn(terminates=True)).render(8, 8)
 
 
 @pytest.mark.parametrize(
@@ -352,94 +282,84 @@ def test_gymnasium_pictures_of_another_kind_are_refused(frame, got):
     [
         (
             "cartpole:swinup",
-            r"got 'cartpole:swinup'; did you mean cartpole:swingup or .* lists the tasks",
+            "got 'cartpole:swinup'.*; did you mean cartpole:swingup or .* the tasks",
         ),
         (
             "cartpole",
-            r"expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', "
+            r"^expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', "
             r"'dm:locomotion/TASK' or a factory 'package.module:function', got 'cartpole'",
         ),
         ("", "got ''; 'rl-replicator envs' lists the tasks"),
-        (
-            "nothere:foo",
-            "got 'nothere:foo'; no domain and no module 'nothere' was found in the work",
-        ),
-        (
-            "no_such.module:make",
-            "no domain and no module 'no_such.module' was found .* 'rl-replicator envs' list",
-        ),
-        ("environments.fakes:chian", "got 'chian'; did you mean environments.fakes:chain?"),
-        (
-            f"{FAKE}:make_without_seed",
-            r"callable as make_without_seed\(seed=...\), got: got an unexpected",
-        ),
+        ("no_such.module:make", "no module 'no_such' was found in the working directory.* lists"),
+        ("./file.py:make", "no module './file.py' was found .*; name it as in an import, package"),
+        ("environments/fakes.py:target", "was found .*; name it as in an import, package.module"),
+        ("environments.:make", "no module 'environments.' was found"),
+        ("environments.fakes:chian", "no function in .*; did you mean environments.fakes:chain?"),
+        (f"{FAKE}:make_without_seed", r"callable with seed=..., got: got an unexpected"),
+        ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
+        ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
+        ("gym:tests.environments.odd:tests/Namd-v0", "did you mean gym:.*odd:tests/Named-v0"),
+        ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
+        ("gym:./file.py:Env-v0", "no module named './file.py'; name it as in an import, package"),
+        ("gym:Ant-v3", "gym:Ant-v3 cannot be imported: .*moved.*; install what it needs, or"),
+        ("dm:manipulation/reach_site", "did you mean dm:manipulation/reach_site_features"),
+        ("dm:manipulation/reach_site_vision", "a task without camera observations"),
+        ("dm:walker", "expected 'dm:manipulation/TASK'"),
     ],
 )
-def test_unknown_names(name, message):
+def test_unknown_names_are_one_line(name, message):
     with pytest.raises(environments.EnvironmentNameError, match=message) as caught:
         environments.make(name, seed=0)
     assert "\n" not in str(caught.value)
 
 
+class Discrete(Recorder):
+    def action_spec(self):
+        return specs.DiscreteArray(3)
+
+
+class Category(Recorder):
+    def observation_spec(self):
+        return {"kind": specs.DiscreteArray(5)}
+
+
+class Pair(Recorder):
+    def reward_spec(self):
+        return specs.Array((2,), np.float64)
+
+
+REAL = r"with finite bounds \(gymnasium.spaces.Box\), got Discr"
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("make", "message"),
     [
+        (gymnasium_fake.make_discrete, f"expected continuous actions {REAL}"),
+        (gymnasium_fake.make_partly_discrete, f"expected continuous actions {REAL}"),
         (
-            "make_discrete",
-            r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Disc",
+            gymnasium_fake.make_last_action_observed,
+            r"of real numbers \(gymnasium.spaces.Box\), got",
         ),
-        (
-            "make_partly_discrete",
-            r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Disc",
-        ),
-        (
-            "make_last_action_observed",
-            r"expected observations of real numbers \(gymnasium.spaces.Box\), got Discrete\(3\)",
-        ),
-        (
-            "make_unbounded",
-            r"expected continuous actions with finite bounds, got the range \[-inf, -inf\]",
-        ),
-        (
-            "make_vector",
-            r"expected a single environment, got a vector of 3 .*; .*--envs-per-actor",
-        ),
-        ("make_nothing", "expected a dm_env.Environment or a gymnasium.Env, got builtins.object"),
+        (gymnasium_fake.make_unbounded, r"with finite bounds, got the range \[-inf, -inf\]"),
+        (gymnasium_fake.make_vector, r"a single environment, got a vector of 3 .*; .*--envs-per-"),
+        (gymnasium_fake.make_nothing, "a dm_env.Environment or a gymnasium.Env, got builtins.obj"),
+        (lambda seed: Discrete(), "got 3 discrete actions"),
+        (lambda seed: Category(), "one-hot"),
+        (lambda seed: Pair(), "expected one number as reward, .*; a wrapper may weight several"),
+        (lambda seed: type("E", (), {"__module__": "gym.core"})(), "return shimmy.GymV26"),
+        (lambda seed: type("E", (), {"__module__": "pettingzoo.x"})(), "a gymnasium.Env of one ag"),
     ],
 )
-def test_environments_that_do_not_fit(name, message):
+def test_environments_that_do_not_fit(make, message):
     with pytest.raises(environments.EnvironmentSpecError, match=message) as caught:
-        environments.make(f"{FAKE}:{name}", seed=0)
+        environments.adapt(make(0))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_out_of_range(seed):
-    with pytest.raises(
-        environments.EnvironmentSpecError, match="expected an environment seed from 0"
-    ):
+    with pytest.raises(environments.EnvironmentSpecError, match="expected an environment seed fr"):
         environments.make("cartpole:swingup", seed=seed)
-
-
-def test_fake_specs_that_do_not_fit():
-    class Discrete(Recorder):
-        def action_spec(self):
-            return specs.DiscreteArray(3)
-
-    class Category(Recorder):
-        def observation_spec(self):
-            return {"kind": specs.DiscreteArray(5)}
-
-    class Pair(Recorder):
-        def reward_spec(self):
-            return specs.Array((2,), np.float64)
-
-    with pytest.raises(environments.EnvironmentSpecError, match="got 3 discrete actions"):
-        flat.Environment(Discrete())
-    with pytest.raises(environments.EnvironmentSpecError, match="one-hot"):
-        flat.Environment(Category())
-    with pytest.raises(environments.EnvironmentSpecError, match="expected one number as reward"):
-        flat.Environment(Pair())
 
 
 def _fresh_process(code):
@@ -451,11 +371,8 @@ def _fresh_process(code):
 
 
 def test_importing_loads_nothing_heavy():
-    code = """
-import sys, environments
-heavy = ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium")
-print([name for name in heavy if name in sys.modules])
-"""
+    heavy = ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium", "numpy")
+    code = f"import sys, environments; print([x for x in {heavy} if x in sys.modules])"
     assert _fresh_process(code) == "[]"
 
 

@@ -1,5 +1,8 @@
 """Environments of other libraries by name, wrappers, time limits, and what check-env finds."""
 
+import contextlib
+import functools
+import io
 import json
 import re
 import sys
@@ -12,12 +15,12 @@ import environments
 from agents.cli import tasks
 from agents.d4pg.config import D4PGConfig
 from agents.runs.options import AgentOptions
+from environments import examination
 from environments.errors import (
     USAGE_ERRORS,
     EnvironmentConstructionError,
     EnvironmentNameError,
     EnvironmentSpecError,
-    RenderingUnavailableError,
 )
 from environments.libraries import by_name
 from rl_replicator.errors import ConfigError
@@ -52,20 +55,10 @@ def test_pendulum_of_gymnasium():
     assert environment.own_action_spec.maximum.tolist() == [2.0]
 
 
-def test_any_id_of_gymnasium():
-    gymnasium.register("tests/Seven-v0", gymnasium_fake.Seven, kwargs={"terminates": True})
-    try:
-        timesteps = _play(environments.make("gym:tests/Seven-v0", seed=0), 7)
-        assert timesteps[-1].last() and timesteps[-1].discount == 0.0
-    finally:
-        del gymnasium.registry["tests/Seven-v0"]
-
-
-@pytest.mark.parametrize("length", [2, 6])
-def test_options_of_an_id_follow_it(length):
-    name = f'gym:tests.environments.odd:tests/Named-v0{{"length": {length}}}'
-    timesteps = _play(environments.make(name, seed=0), length)
-    assert [timestep.last() for timestep in timesteps] == [False] * length + [True]
+def test_options_of_an_id_follow_it():
+    name = 'gym:tests.environments.odd:tests/Named-v0{"length": 6}'
+    timesteps = _play(environments.make(name, seed=0), 6)
+    assert [timestep.last() for timestep in timesteps] == [False] * 6 + [True]
 
 
 def test_options_of_an_id_are_part_of_the_task():
@@ -77,59 +70,19 @@ def test_options_of_an_id_are_part_of_the_task():
         AgentOptions(env="cartpole:swingup", env_options='{"g": 9.0}', agent=D4PGConfig())
 
 
-def test_an_id_that_cannot_be_made_to_render_is_a_note(capsys, monkeypatch):
-    spec = gymnasium.envs.registration.EnvSpec("Windowed-v0", entry_point=gymnasium_fake.Windowed)
-    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
-    assert tasks.check_env(["gym:Windowed-v0"]) == 0
-    expected = "note  rendering: none, so no films: expected .*render_mode='rgb_array', got None"
-    assert re.search(expected, capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("identifier", ["Own-v0", "own/Own-v0"])
-def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identifier):
+def test_a_module_that_registers_its_environments(tmp_path, monkeypatch):
     (tmp_path / "registering.py").write_text(
         "import gymnasium\n"
         "from tests.environments.gymnasium_fake import Seven\n"
-        f"gymnasium.register({identifier!r}, Seven, kwargs={{'terminates': True}})\n"
+        "gymnasium.register('own/Own-v0', Seven, kwargs={'terminates': True})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        timesteps = _play(environments.make(f"gym:registering:{identifier}", seed=0), 7)
-        assert timesteps[-1].last()
+        timesteps = _play(environments.make("gym:registering:own/Own-v0", seed=0), 7)
+        assert timesteps[-1].last() and timesteps[-1].discount == 0.0
     finally:
-        gymnasium.registry.pop(identifier, None)
+        gymnasium.registry.pop("own/Own-v0", None)
         sys.modules.pop("registering", None)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
-        ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
-        ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
-        ("gym:./file.py:Env-v0", "no module named './file.py'; name it as in an import, package"),
-        ("./file.py:make", "no module './file.py' was found .*; name it as in an import, package"),
-        ("environments/fakes.py:target", "was found .*; name it as in an import, package.module"),
-        (
-            "gym:Ant-v3",
-            "gym:Ant-v3 cannot be imported: .*moved.*; install what it needs, or",
-        ),
-        ("environments.no_such_module:make", "no domain and no module 'environments.no_such_mod"),
-        ("environments.:make", "no domain and no module 'environments.' was found"),
-        ("dm:manipulation/reach_site", "did you mean dm:manipulation/reach_site_features"),
-        ("dm:manipulation/reach_site_vision", "a task without camera observations"),
-        ("dm:walker", "expected 'dm:manipulation/TASK'"),
-    ],
-)
-def test_unknown_names_are_one_line(name, message):
-    with pytest.raises(EnvironmentNameError, match=message) as error:
-        environments.make(name, seed=0)
-    assert "\n" not in str(error.value)
-
-
-def test_discrete_actions_are_refused():
-    with pytest.raises(EnvironmentSpecError, match="expected continuous actions"):
-        environments.make("gym:CartPole-v1", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +165,6 @@ def test_what_is_wrapped_is_closed_once(wrap, limit):
     [
         (f"{FAULTY}:nothing", "to return a dm_env.Environment, got NoneType"),
         (f"{FAULTY}:halvd", f"did you mean {FAULTY}:halved"),
-        ("no_such_module:f", "no module 'no_such_module' was found in .* or on PYTHONPATH$"),
-        (
-            "./faulty.py:halved",
-            "no module './faulty.py' was found .*; name it as in an import, pack",
-        ),
         (f"{FAULTY}.py:halved", "was found .*; name it as in an import, package.module, not by"),
         ("halved", "expected a wrapper 'package.module:function', got 'halved'"),
     ],
@@ -226,111 +174,110 @@ def test_wrappers_that_are_none(path, message):
         environments.make("environments.fakes:target", seed=0, wrap=[path])
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "line"),
-    [
-        ("good", 0, "ok    end: episodes of 5 .truncation., 5 .truncation. steps"),
-        ("good", 0, "ok    seeding: the seed decides"),
-        ("good", 0, "ok    rendering: frames"),
-        (
-            "drawn_small",
-            0,
-            r"note  rendering: none, so no .*uint8 \[48, 64, 3\] .*got uint8 \[24, 24, 3\]; sc",
-        ),
-        ("drawn_grey", 0, r"note  rendering: none, .* got float64 \[48, 64\]; scale it to 0..255"),
-        ("unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got no"),
-        ("nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
-        ("restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last step"),
-        ("reward", 1, "WRONG data: .*reward at step 1 .*got 2; widen the bounds"),
-        ("endless", 1, "WRONG end: no episode ended within 300 steps; end it, or give --time-l"),
-        (
-            "ends_once",
-            1,
-            "WRONG end: episode 2 did not end within 300 steps, but episode 1 did; end",
-        ),
-        ("endless", 1, "note  reward: 1 at every step"),
-        (
-            "crash",
-            1,
-            "WRONG step: AttributeError: .*no_such_attribute.*faulty.py, line [0-9]+.; raise",
-        ),
-        ("bad_close", 1, "ok    seeding: the seed decides"),
-        ("bad_close", 1, "WRONG close: RuntimeError: was never open .*; raise nothing in close"),
-        ("strict", 0, "ok    seeding: the seed decides"),
-        ("unseeded", 1, "WRONG seeding: two environments with the same seed differ"),
-        ("global_generator", 1, "WRONG seeding: two environments with the same seed differ; draw"),
-        (
-            "fading",
-            0,
-            "note  random state: an episode that begins with the same one differs, so a run with",
-        ),
-        ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
-        ("large", 0, "note  observation: values up to"),
-        (
-            "narrow",
-            0,
-            "note  observation bounds: beyond them: 1 of 2 numbers, such as -0.[0-9]+; agents",
-        ),
-        ("narrow", 0, "Agents can train in it"),
-        (
-            "boom",
-            1,
-            "WRONG construction: .*:boom to .*RuntimeError: my factory .*faulty.py, line",
-        ),
-        ("boom_later", 1, "ok    end: "),
-        (
-            "boom_later",
-            1,
-            "WRONG construction: .*RuntimeError: no seed 1 .*, line [0-9]+.; correct it; take",
-        ),
-        (
-            "c_int",
-            1,
-            r"WRONG construction: .*got error: .*; take every seed from 0 to 2\*\*32 - 1",
-        ),
-    ],
-)
-def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line):
-    assert tasks.check_env([f"{FAULTY}:{name}", "--max-steps", "300"]) == status
-    lines = capsys.readouterr().out
-    assert re.search(f"^{line}", lines, re.MULTILINE), lines
+@functools.cache
+def _checked(words):
+    """The status of check-env and what it prints; names are of modules beside this one."""
+    words = [re.sub("^(faulty|odd|gymnasium_fake):", r"tests.environments.\1:", x) for x in words]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        return tasks.check_env(words), out.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "line"),
+    ("words", "status", "line"),
     [
+        ("faulty:good", 0, r"ok    end: episodes of 5 \(truncation\), 5 \(truncation\) steps"),
+        ("faulty:good", 0, "ok    seeding: the seed decides"),
+        ("faulty:good", 0, "ok    rendering: frames"),
         (
-            "old",
-            1,
-            "WRONG step: TypeError: .*'seed'.*; Gymnasium's checker says: .* tuple of the",
-        ),
-        ("simulated", 0, "note  random state: not found"),
-        (
-            "same_start",
+            "faulty:drawn_small",
             0,
-            "note  seeding: the seed decides the first episode, and all later ones a",
+            r"note  rendering: none, so .*uint8 \[48, 64, 3\].*24, 3\]; scal",
         ),
-        ("stuck", 0, "note  actions: 1 of 2 can only have one value; leave them out, or widen"),
-        ("overpaid", 0, r"note  reward: .* to [0-9.]+e\+.., too large to learn from; divide them"),
-        ("normalized", 0, "note  normalisation: NormalizeObservation in each environment: each"),
-        ("dated", 0, r"note  observation: values up to 1.764e\+09, of which float32 keeps seven"),
-        ("blind", 0, "note  rendering: none, so no films: RuntimeError: no context .*line"),
+        ("faulty:unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got"),
+        ("faulty:nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
+        ("faulty:restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last st"),
+        ("faulty:reward", 0, "note  reward bounds: beyond them: 2 to 2; correct reward_spec()"),
+        ("faulty:endless --max-steps 300", 1, "WRONG end: no episode ended within 300 steps; end"),
+        ("faulty:endless --max-steps 300", 1, "note  reward: 1 at every step"),
+        ("faulty:endless --time-limit 7", 0, r"ok    end: episodes of 7 \(truncation\), 7"),
+        (
+            "faulty:endless --time-limit 7 --wrap tests.environments.faulty:halved",
+            0,
+            "note .* 0.5 at",
+        ),
+        (
+            "faulty:ends_once --max-steps 9",
+            1,
+            "WRONG end: episode 2 did not end within 9 steps, bu",
+        ),
+        (
+            "faulty:crash",
+            1,
+            "WRONG step: AttributeError: .*no_such.*faulty.py, line [0-9]+.; raise",
+        ),
+        ("faulty:bad_close", 1, "ok    seeding: the seed decides"),
+        ("faulty:bad_close", 1, "WRONG close: RuntimeError: was never open .*; raise nothing in"),
+        ("faulty:strict", 0, "ok    seeding: the seed decides"),
+        ("faulty:unseeded", 1, "WRONG seeding: two environments with the same seed differ; draw"),
+        ("faulty:global_generator", 1, "WRONG seeding: two environments with the same seed differ"),
+        (
+            "faulty:fading",
+            0,
+            "note  random state: an episode that begins with the same one differs",
+        ),
+        ("faulty:time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a"),
+        ("faulty:halving", 0, "note  discount: 0.5 before the last step; "),
+        ("faulty:large", 0, "note  observation: values up to .*; scale them"),
+        (
+            "faulty:narrow --time-limit 4",
+            0,
+            "note  observation bounds: beyond them: 1 of 2 numbers",
+        ),
+        ("faulty:narrow --time-limit 4", 0, "Agents can train in it"),
+        ("faulty:boom", 1, "WRONG construction: .*:boom to .*RuntimeError: my factory .*, line"),
+        ("faulty:boom_later", 1, "ok    end: "),
+        (
+            "faulty:boom_later",
+            1,
+            "WRONG construction: .*RuntimeError: no seed 1 .*; correct it; ta",
+        ),
+        ("faulty:c_int", 1, r"WRONG construction: .*error: .*; take every seed from 0 to 2\*\*32"),
+        ("faulty:pictures", 1, "WRONG specs: .*got a uint8 image .* train from frames with --pix"),
+        ("faulty:pictures --pixels", 0, "ok    specs: observes frames of 64 x 64 x 3, takes 1 fro"),
+        ("faulty:pictures --pixels", 0, r"ok    end: episodes of 3 \(truncation\), 3 \(truncation"),
+        ("faulty:pictures --pixels", 0, "ok    observation: [0-9]{2}% of a frame changed"),
+        ("faulty:still_pictures --pixels", 0, "note  observation: all frames were the same; choos"),
+        ("gymnasium_fake:make_undrawn", 0, "note  rendering: none, so .* got: pygame is not inst"),
+        ("gymnasium_fake:make_undrawn --pixels", 1, "WRONG rendering: expected what draws "),
+        ("gymnasium_fake:make_windowed", 0, "note  rendering: none, so .*='rgb_array', got None"),
+        ("odd:old", 1, "WRONG step: TypeError: .*'seed'.*; Gymnasium's checker says: .* tuple of"),
+        ("odd:simulated", 0, "note  random state: not found"),
+        ("odd:same_start", 0, "note  seeding: the seed decides the first episode, and all later"),
+        ("odd:stuck", 0, "note  actions: 1 of 2 can only have one value; leave them out"),
+        ("odd:overpaid", 0, r"note  reward: .* to [0-9.]+e\+.., too large to learn from; divide"),
+        ("odd:normalized", 0, "note  normalisation: NormalizeObservation: each actor and"),
+        ("odd:dated", 0, r"note  observation: values up to 1.764e\+09, of which float32 keeps sev"),
+        ("odd:blind", 0, "note  rendering: none, so no films: RuntimeError: no context .*line"),
     ],
 )
-def test_check_env_notes_what_makes_training_odd(capsys, name, status, line):
-    assert tasks.check_env([f"tests.environments.odd:{name}"]) == status
-    lines = capsys.readouterr().out
-    assert re.search(f"^{line}", lines, re.MULTILINE), lines
+def test_check_env_says_what_is_wrong_and_what_to_do(words, status, line):
+    found, lines = _checked(tuple(words.split()))
+    assert found == status and re.search(f"^{line}", lines, re.MULTILINE), lines
 
 
-def test_check_env_compares_the_bounds_within_a_time_limit(capsys):
-    assert tasks.check_env([f"{FAULTY}:narrow", "--max-steps", "300", "--time-limit", "4"]) == 0
-    assert "note  observation bounds: beyond them: 1 of 2 numbers" in capsys.readouterr().out
+def test_check_env_announces_a_long_play(capsys, monkeypatch):
+    monkeypatch.setattr(examination, "_PATIENCE_SECS", 0.0)
+    tasks.check_env([f"{FAULTY}:good"])
+    assert re.search(r"^note  speed: .* steps/s; two .*--max-steps", capsys.readouterr().out, re.M)
+
+
+def test_check_env_of_an_unknown_name():
+    with pytest.raises(EnvironmentNameError):
+        tasks.check_env([f"{FAULTY}:no_such"])
 
 
 def test_check_env_knows_no_bounds_of_what_a_wrapper_may_have_changed(capsys):
-    words = [f"{FAULTY}:narrow", "--max-steps", "300", "--wrap", f"{FAULTY}:noisy"]
-    assert tasks.check_env(words) == 0
+    assert tasks.check_env([f"{FAULTY}:narrow", "--wrap", f"{FAULTY}:noisy"]) == 0
     assert "observation bounds" not in capsys.readouterr().out
 
 
@@ -375,49 +322,6 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
     assert "\n" not in str(error.value)
     assert isinstance(error.value.__cause__, cause)
     assert isinstance(error.value, USAGE_ERRORS)  # Status 2.
-
-
-def test_a_missing_package_for_rendering_is_a_note_unless_frames_are_observed(capsys):
-    name = "tests.environments.gymnasium_fake:make_undrawn"
-    assert tasks.check_env([name]) == 0
-    assert (
-        "note  rendering: none, so no films: expected a package that draws Undrawn, got: pygame is "
-        "not installed; pip install 'gymnasium[classic-control]'\n"
-    ) in capsys.readouterr().out
-    assert tasks.check_env([name, "--pixels"]) == 1
-    assert "WRONG rendering: expected a package that draws Undrawn" in capsys.readouterr().out
-    environment = environments.make(name, seed=0)
-    environment.reset()
-    with pytest.raises(RenderingUnavailableError) as error:
-        environment.render(2, 4)
-    assert isinstance(error.value, USAGE_ERRORS)  # Status 2 in `play` and `video`.
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "line"),
-    [
-        (["pictures"], 1, "WRONG specs: .*got a uint8 image .* train from frames with --pixels"),
-        (["pictures", "--pixels"], 0, "ok    specs: observes frames of 64 x 64 x 3, takes 1 from"),
-        (["pictures", "--pixels"], 0, "ok    end: episodes of 3 .truncation., 3 .truncation. st"),
-        (["pictures", "--pixels"], 0, "ok    observation: [0-9]{2}% of a frame changed"),
-        (["pictures", "--pixels"], 0, "ok    seeding: the seed decides"),
-        (["still_pictures", "--pixels"], 0, "note  observation: all frames were the same; choose"),
-    ],
-)
-def test_check_env_examines_frames(capsys, words, status, line):
-    assert tasks.check_env([f"{FAULTY}:{words[0]}", *words[1:]]) == status
-    lines = capsys.readouterr().out
-    assert re.search(f"^{line}", lines, re.MULTILINE), lines
-
-
-def test_check_env_takes_what_train_takes(capsys):
-    words = [f"{FAULTY}:endless", "--time-limit", "7", "--wrap", f"{FAULTY}:halved"]
-    assert tasks.check_env(words) == 0
-    out = capsys.readouterr().out
-    assert "ok    end: episodes of 7 (truncation), 7 (truncation) steps" in out
-    assert "note  reward: 0.5 at every step" in out
-    with pytest.raises(EnvironmentNameError):
-        tasks.check_env([f"{FAULTY}:no_such"])
 
 
 @pytest.mark.parametrize("wrappers", [["noisy"], ["noisy", "halved", "noisy"]])

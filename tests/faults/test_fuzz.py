@@ -12,7 +12,6 @@ import types
 
 import numpy as np
 import pytest
-from acme import specs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -124,9 +123,6 @@ arrays = npst.arrays(
 )
 
 
-REWARDS = specs.Array((), np.float32)  # No environment bounds them here.
-
-
 @often
 @given(
     steps=st.integers(0, 3),
@@ -150,7 +146,7 @@ def test_episodes_of_a_dataset(steps, extra, shapes, data):
     )
     bounds = np.full(shapes[1], 1.0)
     try:
-        read = EpisodeDataset("mine", None, -bounds, bounds, REWARDS)._episode(3, episode)
+        read = EpisodeDataset("mine", None, -bounds, bounds)._episode(3, episode)
     except UsageError as error:
         message = str(error)
     else:

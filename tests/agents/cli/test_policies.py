@@ -119,7 +119,7 @@ def test_a_film_keeps_no_frames(folder, monkeypatch):
     path, _ = folder
     frames, alive = [], []
 
-    def render(self, height, width, camera_id=-1):
+    def render(self, height, width=320, camera_id=-1):
         alive.append(sum(one() is not None for one in frames))
         frame = np.zeros((height, width, 3), np.uint8)
         frames.append(weakref.ref(frame))

@@ -88,12 +88,6 @@ def test_observations_and_actions_may_be_scalars_and_an_episode_may_have_no_end(
         ({}, {"observation": ()}, r"in a Box of 5 numbers .* got Box\(-inf, inf, \(\), float64\)"),
         ({}, {"low": np.zeros(3), "high": np.ones(3)}, "expected actions in a Box of 2 numbers"),
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
-        (
-            {"rewards": np.array([0.5, 50.0])},
-            {},
-            "expected rewards from 0 to 1, as the environment gives them in episode 0 of the "
-            "dataset a-v0, got 0.5 to 50",
-        ),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),
     ],

@@ -108,7 +108,7 @@ def test_an_encoder_by_import_path():
     [
         ("tiny", "--agent.encoder: expected small, nature, .* or package.module:name, got 'tiny'"),
         ("./encoders.py:make", "was found .*; name it as in an import, package.module, not by"),
-        ("agents.networks.encoders:tiny", "encoders.py has no 'tiny'"),
+        ("agents.networks.encoders:tiny", "no function in agents.networks.encoders"),
         ("agents.networks.encoders:_IMPALA_FILTERS", r"no function: \(16, 32, 32\)"),
     ],
 )

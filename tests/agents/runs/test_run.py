@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+from dm_env import specs
 
 import launchpad as lp
 import rl_replicator
@@ -23,8 +24,10 @@ from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from agents.suites import results
+from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.cli import main
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
@@ -126,6 +129,28 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     assert damaged.with_name(f"damaged-{damaged.name}").exists() and not damaged.exists()
 
 
+def test_an_edited_environment_is_refused_in_one_line(run_dir, tmp_path, monkeypatch, capsys):
+    """The policy's actions would mean something else."""
+    wide = specs.BoundedArray((1,), np.float32, -5.0, 1.0)
+    monkeypatch.setattr(TargetMatching, "action_spec", lambda self: wide)
+    with pytest.raises(UsageError, match=r"environment.action_limits was .*-1.0.* is now .*-5.0"):
+        d4pg.command.train(options(run_dir, steps=1500))
+    for words in (["eval"], ["export", "--out", str(tmp_path / "model")], ["video"]):
+        assert main.main([words[0], str(run_dir), *words[1:]]) == 2
+        assert "in which the policy was trained, got" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_environment_that_changes_the_directory_takes_no_run_along(tmp_path, monkeypatch):
+    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
+    for run_dir in (Path("run"), None):
+        monkeypatch.chdir(tmp_path)
+        env = "tests.environments.faulty:elsewhere"
+        assert d4pg.command.train(options(run_dir, env=env)) == 0
+        assert Path.cwd() != tmp_path
+    assert (tmp_path / "run" / "config.json").exists()
+    assert len([*tmp_path.glob("runs/d4pg/*/config.json")]) == 1
+
+
 def test_a_run_that_was_killed_before_its_plot_gets_it_by_the_same_command(run_dir, capsys):
     told, plot = run_dir / "events.csv", run_dir / "evaluation.png"
     before = told.read_text()
@@ -209,7 +234,7 @@ def test_another_run_is_refused_and_nothing_is_touched(run_dir, tmp_path, monkey
     assert untouched(run_dir) == before
     monkeypatch.chdir(tmp_path)
     own = dataclasses.replace(d4pg.command, name="my.agents:command")
-    with pytest.raises(UsageError, match="under runs/my.agents-command, found none; leave --res"):
+    with pytest.raises(UsageError, match="under .*/runs/my.agents-command, found none; leave --"):
         own.train(options(None, resume=True))  # A colon would end a path in $PATH.
     for folder, resume in ((tmp_path / "typo", True), (tmp_path, False)):
         with pytest.raises(UsageError, match="expected the directory of a run|has other files"):
