@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import json
 import os
 import sys
@@ -130,7 +131,7 @@ def train(
 def _check_guarded() -> None:
     """Refuses a call by the main script while it is imported again, e.g. for its environment."""
     script = getattr(sys.modules["__main__"], "__file__", None)
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     while frame is not None:
         variables = frame.f_globals
         is_script = variables["__name__"] != "__main__" and variables.get("__file__") == script
