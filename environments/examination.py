@@ -39,7 +39,7 @@ _LARGE_REWARD = 1e6
 # The range of a run's seeds. Half of them do not fit into a signed 32-bit integer.
 _SEEDS, _LAST_SEED = "from 0 to 2**32 - 1", 2**32 - 1
 # A play that takes longer is announced.
-_PATIENCE_SECS = 5.0
+PATIENCE_SECS = 5.0
 # Relative tolerance of observation bounds, because observations are rounded to float32.
 _ROUNDING = 1e-4
 
@@ -169,7 +169,7 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     if math.isfinite(low) and math.isfinite(high):
         yield _ok("reward bounds", f"{low:g} to {high:g}")
         return
-    remedy = "D4PG needs them: bound reward_spec() (Gymnasium: reward_range), or give "
+    remedy = "D4PG prefers them: bound reward_spec() (Gymnasium: reward_range), or give "
     yield _note("reward bounds", "none", remedy + "--agent.value-min and --agent.value-max")
 
 
@@ -202,7 +202,7 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
                     break
                 inner_discounts.add(float(timestep.discount))
                 seconds = time.monotonic() - started
-                if seconds > _PATIENCE_SECS and not is_slow:
+                if seconds > PATIENCE_SECS and not is_slow:
                     is_slow = True
                     rate = len(rewards) / seconds
                     text = f"{rate:.3g} steps/s; two episodes take up to"

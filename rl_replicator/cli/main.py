@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rl_replicator.cli import streams
+from rl_replicator.cli import packages, streams
 from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
 
 # Command -> (function that runs it, its line in the help).
@@ -70,7 +69,7 @@ def _status(args: list[str]) -> int:
     """Runs one command; returns its exit status."""
     try:
         search_working_directory_last()
-        check_packages()
+        packages.check()
         return _run(args)
     except SystemExit as end:  # Of tyro, once it has printed the help or what is wrong.
         return int(end.code or 0)
@@ -128,23 +127,6 @@ def search_working_directory_last() -> None:
     for path in (str(_ROOT), here):
         if path not in sys.path:
             sys.path.append(path)
-
-
-def check_packages() -> None:
-    """Refuses modules of the user's in the place of our packages.
-
-    Raises:
-      UsageError: if there are any.
-    """
-    for name in ("agents", "environments", "launchpad"):
-        spec = importlib.util.find_spec(name)
-        places = (spec and spec.submodule_search_locations) or [str(spec and spec.origin)]
-        found = Path(next(iter(places))).absolute()
-        if found != _ROOT / name:
-            raise UsageError(
-                f"expected the package {name} in {_ROOT / name}, found {found}, which comes first "
-                "on Python's path; rename or remove it"
-            )
 
 
 def configure_libraries() -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.cli import options, trainables
-from rl_replicator.cli.main import check_packages
+from rl_replicator.cli import options, packages, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run import Evaluations
@@ -108,7 +107,7 @@ def train(
       KeyboardInterrupt: if the run was ended by a signal, or by the stop of the Launchpad program
         in whose node this was called. The run is saved.
     """
-    check_packages()
+    packages.check()
     _check_guarded()
     path = None if run_dir is None else Path(os.path.expanduser(run_dir))
     file = None if config is None else Path(os.path.expanduser(config))

@@ -266,7 +266,7 @@ def test_check_env_says_what_is_wrong_and_what_to_do(words, status, line):
 
 
 def test_check_env_announces_a_long_play(capsys, monkeypatch):
-    monkeypatch.setattr(examination, "_PATIENCE_SECS", 0.0)
+    monkeypatch.setattr(examination, "PATIENCE_SECS", 0.0)
     tasks.check_env([f"{FAULTY}:good"])
     assert re.search(r"^note  speed: .* steps/s; two .*--max-steps", capsys.readouterr().out, re.M)
 

@@ -141,14 +141,19 @@ def test_an_edited_environment_is_refused_in_one_line(run_dir, tmp_path, monkeyp
 
 
 def test_an_environment_that_changes_the_directory_takes_no_run_along(tmp_path, monkeypatch):
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
+    class Stopping(RunListener):
+        def started(self, run):
+            places.append(run.path)
+            raise InterruptedError
+
+    places = []
     for run_dir in (Path("run"), None):
         monkeypatch.chdir(tmp_path)
-        env = "tests.environments.faulty:elsewhere"
-        assert d4pg.command.train(options(run_dir, env=env)) == 0
+        asked = options(run_dir, env="tests.environments.faulty:elsewhere")
+        with pytest.raises(InterruptedError):
+            d4pg.command.train(asked, Stopping())
         assert Path.cwd() != tmp_path
-    assert (tmp_path / "run" / "config.json").exists()
-    assert len([*tmp_path.glob("runs/d4pg/*/config.json")]) == 1
+    assert places[0] == tmp_path / "run" and places[1].parent == tmp_path / "runs" / "d4pg"
 
 
 def test_a_run_that_was_killed_before_its_plot_gets_it_by_the_same_command(run_dir, capsys):
