@@ -269,6 +269,8 @@ def layers_with_statistics():
         ("without correction", "none", 2),
         ("keras", "mean", 1),
         ("keras", "none", 2),
+        ("sonnet", "mean", 1),
+        ("sonnet", "none", 2),
     ],
 )
 def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
