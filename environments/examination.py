@@ -169,8 +169,8 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     if math.isfinite(low) and math.isfinite(high):
         yield _ok("reward bounds", f"{low:g} to {high:g}")
         return
-    remedy = "D4PG prefers them: bound reward_spec() (Gymnasium: reward_range), or give "
-    yield _note("reward bounds", "none", remedy + "--agent.value-min and --agent.value-max")
+    remedy = "D4PG then divides rewards by the spread of the returns; see --agent.value-scale"
+    yield _note("reward bounds", "none", remedy)
 
 
 def _reward_bounds(environment: Any) -> tuple[float, float]:
