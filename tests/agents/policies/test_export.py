@@ -299,7 +299,7 @@ def test_a_loaded_policy_takes_frames_of_its_environment_alone(exported):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--out", "there"), "--out: expected a new folder, got there"),
+        (("--out", "there"), "/there, which exists; choose another"),
         (("--out", "new", "--best"), "best, found none yet"),
         (("--out", "new", "--format", "pickle"), "invalid choice 'pickle' for argument '--format'"),
         ((), "--out PATH"),
