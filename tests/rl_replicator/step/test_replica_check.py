@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
@@ -31,22 +30,6 @@ def test_a_counter_of_local_data_is_named():
     ) as error:
         step()
     assert isinstance(error.value, rr.UsageError) and "\n" not in str(error.value)
-
-
-def test_statistics_of_batch_norm():
-    for kind, equal in ((snt.BatchNorm, False), (rr.CrossReplicaBatchNorm, True)):
-        replicator = rr.make("multi_device:2")
-        with replicator.scope():
-            layer = kind(True, True, name="norm")
-            layer(tf.zeros([1, 3]), is_training=True)
-        step = replicator.replicate(
-            lambda x, layer=layer: layer(x, is_training=True), replicator.make_inputs(rows)
-        )
-        if equal:
-            step()
-            continue
-        with pytest.raises(rr.ReplicasDiffer, match="moving_mean"):
-            step()
 
 
 def test_what_is_declared_as_a_mean_is_averaged_or_compared():
