@@ -13,8 +13,9 @@ from launchpad.nodes import base, python
 
 logger = logging.getLogger("launchpad")
 
-# Failures within this many seconds of the first one are candidates for the root cause.
-_ROOT_WINDOW_SECS = 1.0
+# Failures within this many seconds of the first one are candidates for the root cause. On a busy
+# machine, the end of a process may be noticed a second after its victim's report.
+_ROOT_WINDOW_SECS = 3.0
 
 
 class Worker(abc.ABC):
@@ -221,6 +222,8 @@ class Failure:
 
 def is_root_known(failures: Sequence[Failure], now: float) -> bool:
     """Whether the root cause is certain, because a later failure can't be it any more."""
+    if any(not failure.record.is_collateral for failure in failures):
+        return True
     return bool(failures) and now > failures[0].time + _ROOT_WINDOW_SECS
 
 
