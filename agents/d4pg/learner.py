@@ -154,6 +154,7 @@ class D4PGLearner(tf.Module):
                 "q_mean": scale * tf.reduce_mean(q),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
+                **({} if isinstance(extras, tuple) else {"return_scale": scale}),
                 **diagnostics.step_metrics(
                     critic_gradients,
                     online.critic_variables,

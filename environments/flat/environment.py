@@ -365,7 +365,9 @@ def _check_action_spec(spec: Any) -> None:
     if math.prod(spec.shape) == 0:
         raise EnvironmentSpecError(f"{expected}, got an action of shape {spec.shape}")
     if not isinstance(spec, specs.BoundedArray):
-        raise EnvironmentSpecError(f"{expected}, got no bounds")
+        raise EnvironmentSpecError(
+            f"{expected}, got no bounds; declare them (specs.BoundedArray, or Gymnasium's Box)"
+        )
     bounds = np.concatenate([spec.minimum.ravel(), spec.maximum.ravel()]).astype(np.float64)
     if not np.all(np.isfinite(bounds)) or np.any(np.abs(bounds) >= NO_LIMIT):
         raise EnvironmentSpecError(

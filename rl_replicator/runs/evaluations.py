@@ -311,6 +311,10 @@ def series(table: Mapping[str, np.ndarray], figure: str | None, score: Score | N
     return Series(steps[rows], values[rows], *labels, is_lowest_best)
 
 
+# What the identity of an agent's run says about the environment follows from its task.
+_OF_TASK = "environment"
+
+
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
@@ -320,7 +324,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       config: the config from `RunDirectory.config`.
     """
-    identity, options = config["identity"], config.get("options", {})
+    options = config.get("options", {})
+    identity = {name: one for name, one in config["identity"].items() if name != _OF_TASK}
     asked = {"agent": options.get("agent"), "pixels": options.get("frame")}
     settings = flat({**identity, **{name: one for name, one in asked.items() if one}})
     settings.update({name: options[name] for name in _OPTIONS if name in options})

@@ -295,7 +295,7 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
         ("environments/fakes.py:target", "was found .*; name it as in an import, package.module"),
         ("environments.:make", "no module 'environments.' was found"),
         ("environments.fakes:chian", "no function in .*; did you mean environments.fakes:chain?"),
-        (f"{FAKE}:make_without_seed", r"callable with seed=..., got: got an unexpected"),
+        (f"{FAKE}:make_without_seed", r"callable with seed=...: got an unexpected"),
         ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:tests.environments.odd:tests/Namd-v0", "did you mean gym:.*odd:tests/Named-v0"),

@@ -85,8 +85,15 @@ def test_the_score_of_a_learner_comes_before_its_first_figure(make_run):
 def test_what_makes_a_config(make_run):
     """Neither task nor seed, but options that make a difference."""
     runs = [
-        make_run(f"{env}{seed}", [(0, 0)], env=env, seed=seed, agent={"samples": 16.0})
-        for env, seed in (("a:b", 0), ("a:b", 1), ("c:d", 0))
+        make_run(
+            f"{env}{seed}",
+            [(0, 0)],
+            env=env,
+            seed=seed,
+            agent={"samples": 16.0},
+            environment={"observations": [size]},
+        )
+        for env, seed, size in (("a:b", 0, 4), ("a:b", 1, 4), ("c:d", 0, 24))
     ]
     (config,) = evaluations.configs(curves(*runs))
     assert {task: curve.seeds for task, curve in config.curves.items()} == {"a:b": 2, "c:d": 1}
