@@ -117,7 +117,7 @@ class D4PGLearner(tf.Module):
             critic_loss = tf.reduce_mean(weights * td_losses)
 
         # The policy follows dQ/da. Its gradients are those of its own variables alone, so its loss
-        # trains neither the critic nor the encoder.
+        # trains neither the critic nor the encoder. Other terms of its loss are added to `penalty`.
         with tf.GradientTape() as policy_tape:
             preactivations = online.policy.preactivations(s_tm1)  # [B, A]
             action = online.policy.squash(preactivations)  # [B, A]
