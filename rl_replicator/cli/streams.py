@@ -69,13 +69,18 @@ def _without_reverb() -> Iterator[TextIO]:
         yield sys.stderr
         return
     real = os.dup(2)
-    grep = subprocess.Popen(
-        ["grep", "--line-buffered", "-vE", _REVERB_NOTE],
-        stdin=subprocess.PIPE,
-        stdout=real,
-        env={**os.environ, "LC_ALL": "C"},
-        start_new_session=True,  # Ctrl-C must not end the filter before the program.
-    )
+    try:
+        grep = subprocess.Popen(
+            ["grep", "--line-buffered", "-vE", _REVERB_NOTE],
+            stdin=subprocess.PIPE,
+            stdout=real,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,  # Ctrl-C must not end the filter before the program.
+        )
+    except OSError:  # A small image has no grep.
+        os.close(real)
+        yield sys.stderr
+        return
     assert grep.stdin is not None
     os.dup2(grep.stdin.fileno(), 2)
     grep.stdin.close()

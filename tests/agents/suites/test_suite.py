@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -27,6 +26,7 @@ from rl_replicator.experiments.trial import TrialState as State
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.suites.fake_agent import fake, write_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
@@ -70,13 +70,6 @@ def started(tmp_path):
 def rows_of(tmp_path):
     with (tmp_path / "results.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.processes
@@ -127,7 +120,7 @@ def test_a_suite_is_interrupted_killed_and_continued(tmp_path, words, capsys):
     runs = [tmp_path / "suite" / run_name(f"{TASKS}:endless", seed) for seed in (1, 2)]
 
     def interrupt():
-        wait_for((runs[0] / "is_ready").exists)
+        wait_until((runs[0] / "is_ready").exists, 300)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -140,7 +133,7 @@ def test_a_suite_is_interrupted_killed_and_continued(tmp_path, words, capsys):
 
     (runs[0] / "is_ready").unlink()
     process = subprocess.Popen([sys.executable, "-m", "rl_replicator.cli.main", *given])
-    wait_for((runs[0] / "is_ready").exists)
+    wait_until((runs[0] / "is_ready").exists, 300)
     process.kill()
     process.wait()
     hold.unlink()

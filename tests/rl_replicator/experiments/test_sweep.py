@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.experiments import hill, steered
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
@@ -59,18 +59,11 @@ def results(path):
         return list(csv.DictReader(file))
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def when(condition, action):
     """Calls a function in the background as soon as a condition holds."""
 
     def wait():
-        wait_for(condition)
+        wait_until(condition, 300)
         action()
 
     threading.Thread(target=wait, daemon=True).start()
@@ -122,7 +115,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
     process = subprocess.Popen(
         [sys.executable, "-m", "rl_replicator.cli.main", "sweep", *words], start_new_session=True
     )
-    wait_for(lambda: [evaluated(path) for path in runs[2:4]] == [2, 2])
+    wait_until(lambda: [evaluated(path) for path in runs[2:4]] == [2, 2], 300)
     process.kill()
     process.wait()
     before = results(tmp_path / "s")  # The runs may still be ending: the trials wait for that.
