@@ -68,6 +68,7 @@ def _without_reverb() -> Iterator[TextIO]:
     if sys.stderr is not sys.__stderr__:  # A test or a notebook has its own.
         yield sys.stderr
         return
+    assert sys.stderr is not None  # See `open_closed`.
     real = os.dup(2)
     try:
         grep = subprocess.Popen(
