@@ -38,6 +38,9 @@ from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
+# The agents to recommend, by the kind of actions.
+AGENTS = {"continuous": ("d4pg", "td3", "sac"), "discrete": ("dqn",)}
+
 
 class OffPolicyAgent(abc.ABC):
     """An agent with a policy and a critic that learns from n-step transitions in a replay table.
@@ -47,6 +50,8 @@ class OffPolicyAgent(abc.ABC):
     `greedy_action` and `make_exploration`.
     """
 
+    is_discrete = False
+    """Whether it acts by discrete actions."""
     extras_spec: Any = ()
     adder_type: type[NStepTransitionAdder] = NStepTransitionAdder
     """Nest of float32 `specs.Array` that actors record with each action for the learner."""
@@ -86,6 +91,14 @@ class OffPolicyAgent(abc.ABC):
 
         It is called before anything has started.
         """
+        is_discrete = isinstance(self.environment_spec.actions, dm_env.specs.DiscreteArray)
+        if is_discrete != self.is_discrete:
+            kinds = ("continuous", "discrete")
+            raise ConfigError(
+                f"expected an environment with {kinds[self.is_discrete]} actions for "
+                f"{type(self).__name__}, got {kinds[is_discrete]} ones; train "
+                f"{' or '.join(AGENTS[kinds[is_discrete]])}"
+            )
         self.observations  # noqa: B018 - raises for frames that do not fit.
         find_torso(self.config.torso)
         if isinstance(self.config, NoiseSettings):

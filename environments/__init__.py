@@ -1,4 +1,4 @@
-"""Environments by name: flat float32 observations or uint8 frames, actions in [-1, 1].
+"""Environments by name: flat float32 observations or uint8 frames, actions in [-1, 1] or numbered.
 
     environment = environments.make("cartpole:swingup", seed=1)
     timestep = environment.reset()

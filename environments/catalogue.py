@@ -88,7 +88,7 @@ def make(
       EnvironmentNameError: if there is no environment of that name.
       EnvironmentConstructionError: if the factory, the constructor of a Gymnasium ID, or a wrapper
         raises; its error is the cause.
-      EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
+      EnvironmentSpecError: if the actions are not in one bounded array, or the environment cannot
         render frames.
       RenderingUnavailableError: if frames are requested and OpenGL is unavailable on this machine.
     """
@@ -146,10 +146,10 @@ def _make(name: str, seed: int, drops_images: bool) -> Environment:
 def adapt(
     environment: Any, seed: int = 0, name: str = "", drops_images: bool = False
 ) -> Environment:
-    """Adapts a continuous-control environment to the interface of environments from `make`.
+    """Adapts an environment to the interface of environments from `make`.
 
     Args:
-      environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.
+      environment: a `dm_env.Environment` or a `gymnasium.Env` with one bounded array of actions.
       seed: seed for the first reset of a `gymnasium.Env`. A `dm_env.Environment` must be seeded
         when it is built.
       name: name of the environment, for error messages. Default: the name of its class.

@@ -58,7 +58,7 @@ class BatchEnvironment(Protocol):
         """Takes a step in each environment.
 
         Args:
-          actions: one for each, [A] float32 in [-1, 1]. No environment may be at the end of an
+          actions: one for each, in the agents' form. No environment may be at the end of an
             episode.
 
         Returns:
@@ -148,7 +148,7 @@ class EnvPoolEnvironments:
 
     def step(self, actions: Sequence[np.ndarray]) -> list[dm_env.TimeStep]:
         """See `BatchEnvironment`."""
-        real = self._task.own_actions(np.stack(actions))
+        real = self._task.actions.to_own(np.stack(actions))
         return self._converted(range(self.size), self._pool.step(real), TimeStepConverter.convert)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class EnvironmentNameError(EnvironmentUsageError):
 
 
 class EnvironmentSpecError(EnvironmentUsageError):
-    """The environment's actions, observations, rewards or frames do not fit continuous control."""
+    """The environment's actions, observations, rewards or frames are not supported."""
 
 
 class EnvironmentActionError(EnvironmentUsageError):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import dm_env
 import numpy as np
 
-from environments import wrappers
+from environments import flat, wrappers
 from environments.errors import (
     EnvironmentConstructionError,
     EnvironmentNameError,
@@ -152,6 +152,10 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
     groups = itertools.groupby(zip(*limits, strict=True))
     ranges = ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
+    num_actions = getattr(environment.action_spec(), "num_values", None)
+    if num_actions is not None:
+        masked = ", of which a mask says the legal ones" if flat.mask_size(observations) else ""
+        ranges = f"one of {num_actions} actions{masked}"
     yield _ok("specs", f"observes {observed}, takes {ranges}")
     is_fixed = np.equal(*(limit.astype(np.float32) for limit in limits))
     if is_fixed.any():
@@ -181,7 +185,7 @@ def _reward_bounds(environment: Any) -> tuple[float, float]:
 
 def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[EnvironmentFinding]:
     """Plays episodes until one does not end."""
-    random, shape = np.random.RandomState(0), environment.action_spec().shape
+    act = flat.random_policy(environment, np.random.RandomState(0))
     rewards: list[float] = []
     inner_discounts: set[float] = set()
     ends: list[tuple[int, float]] = []
@@ -190,10 +194,9 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
     started, is_slow = time.monotonic(), False
     with _errors_of("step", "raise nothing in reset() and step()", environment):
         for episode in range(episodes):
-            environment.reset()
+            timestep = environment.reset()
             for step in range(1, max_steps + 1):
-                action = random.uniform(-1, 1, shape).astype(np.float32)
-                timestep = environment.step(action)
+                timestep = environment.step(act(timestep.observation))
                 rewards.append(float(timestep.reward))
                 lowest = np.minimum(lowest, timestep.observation)
                 highest = np.maximum(highest, timestep.observation)
@@ -355,14 +358,15 @@ def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
 
 def _timesteps(environment: Any) -> Iterator[dm_env.TimeStep]:
     """Yields time steps without end, for a fixed sequence of actions."""
-    random = np.random.RandomState(3)
-    shape = environment.action_spec().shape
+    act = flat.random_policy(environment, np.random.RandomState(3))
     timestep = environment.reset()
     while True:
         yield timestep
-        action = random.uniform(-1, 1, shape).astype(np.float32)
         # As agents do: not every environment resets itself on the step after the last one.
-        timestep = environment.reset() if timestep.last() else environment.step(action)
+        if timestep.last():
+            timestep = environment.reset()
+        else:
+            timestep = environment.step(act(timestep.observation))
 
 
 def _rendering(environment: Any) -> EnvironmentFinding:

@@ -50,6 +50,12 @@ class WrappedEnvironment(flat.Environment):
             name=name,
             drops_images=inner.drops_images,
         )
+        if flat.mask_size(inner.observation_spec()) != flat.mask_size(self.observation_spec()):
+            raise EnvironmentSpecError(
+                "expected a wrapper that keeps the mask of actions at the end of an observation, "
+                f"got {self.observation_spec()} from {name}; return a spec of "
+                "environments.flat.MaskedArray"
+            )
         self._inner = inner
         self.is_redrawn = bool(own) or inner.is_redrawn
         self.keeps_aspect = not own and inner.keeps_aspect

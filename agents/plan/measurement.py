@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import platform
@@ -31,6 +30,7 @@ from agents.replay.table import PREFETCHED_BATCHES, TABLE, draw
 from agents.replay.transitions import transitions_per_item
 from agents.task import Task
 from environments.engines import EnvironmentsInTurn
+from environments.flat import random_policy
 from launchpad.rpc.client import CourierClient
 from launchpad.rpc.server import MethodServer
 from rl_replicator.processes import ports
@@ -231,18 +231,18 @@ def _acting(meter: _Meter, agent: Agent, learner: AgentLearner, task: Task) -> d
 
 def _environment(meter: _Meter, environment: Any) -> tuple[float, int]:
     """Returns the seconds of one action in an environment, and the length of an episode."""
-    spec, random = environment.action_spec(), np.random.default_rng(0)
-    actions = itertools.cycle(random.uniform(-1.0, 1.0, (64, *spec.shape)).astype(np.float32))
+    policy = random_policy(environment, np.random.default_rng(0))
     length, longest = 0, 0
-    environment.reset()
+    timestep = environment.reset()
 
     def act() -> None:
-        nonlocal length, longest
-        for action in itertools.islice(actions, _CALLS):
+        nonlocal length, longest, timestep
+        for _ in range(_CALLS):
             length += 1
             longest = max(longest, length)
-            if environment.step(action).last():
-                environment.reset()
+            timestep = environment.step(policy(timestep.observation))
+            if timestep.last():
+                timestep = environment.reset()
                 length = 0
 
     return meter.cost(act, _CALLS, 0.08).thread, longest

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from agents.replay.frames import FrameLayout
+from environments.flat import random_policy
 
 # Bytes in addition to the frames, in table and allocator: per item, however many transitions it
 # has, and per transition. Fitted to measurements with chunks of 4.
@@ -117,7 +118,7 @@ def _play(
     Yields:
       The frames [T + 1, H, W, C] of an episode of T actions, and whether it has ended.
     """
-    shape = environment.action_spec().shape
+    act = random_policy(environment, random)
     timestep = environment.reset()
     frames = [timestep.observation]
     for _ in range(_FRAMES):
@@ -125,7 +126,7 @@ def _play(
             yield np.stack(frames), True
             timestep = environment.reset()
             frames = [timestep.observation]
-        timestep = environment.step(random.uniform(-1, 1, shape).astype(np.float32))
+        timestep = environment.step(act(timestep.observation))
         frames.append(timestep.observation)
     yield np.stack(frames), timestep.last()
 

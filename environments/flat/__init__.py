@@ -1,7 +1,14 @@
-"""The interface through which agents use environments: float32 vectors in and out."""
+"""The interface through which agents use environments."""
 
-from environments.flat.environment import (
+from environments.flat.actions import (
     NO_LIMIT,
+    DiscreteActions,
+    MaskedArray,
+    make_actions,
+    mask_size,
+    random_policy,
+)
+from environments.flat.environment import (
     Environment,
     NumpyRandomness,
     Randomness,
@@ -13,11 +20,16 @@ from environments.flat.environment import (
 
 __all__ = [
     "NO_LIMIT",
+    "DiscreteActions",
     "Environment",
+    "MaskedArray",
     "NumpyRandomness",
     "Randomness",
     "Render",
     "checked_frame",
     "find_randomness",
+    "make_actions",
+    "mask_size",
     "own_render",
+    "random_policy",
 ]

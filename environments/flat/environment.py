@@ -1,9 +1,8 @@
-"""The interface through which agents use environments: float32 vectors in and out."""
+"""The interface through which agents use environments."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -11,16 +10,9 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
-from environments.errors import (
-    EnvironmentActionError,
-    EnvironmentDataError,
-    EnvironmentSpecError,
-    of_user_code,
-)
+from environments.errors import EnvironmentDataError, EnvironmentSpecError, of_user_code
 from environments.flat import timesteps
-
-# MuJoCo's largest number, which dm_control uses as the bound of unlimited actuators.
-NO_LIMIT = 1e10
+from environments.flat.actions import make_actions
 
 
 class Randomness(Protocol):
@@ -106,17 +98,20 @@ def checked_frame(
 
 
 class Environment(dm_env.Environment):
-    """A `dm_env.Environment` with flat float32 observations and normalised actions.
+    """A `dm_env.Environment` with flat float32 observations, and actions in the agents' form.
 
     An observation is a vector, [n] float32: the arrays of the wrapped environment, each in C order,
-    in the order of its observation spec. `observation_fields` names them. Actions are [m] float32;
-    they are clipped to [-1, 1] and mapped linearly to the wrapped environment's range. Rewards and
-    discounts are float32 scalars, and None at the first step of an episode. The discount of the
-    last step is the wrapped environment's: 0 after a termination, 1 after a time limit.
+    in the order of its observation spec; a mask of discrete actions comes last (`MaskedArray`).
+    `observation_fields` names them. Continuous actions are [m] float32, clipped to [-1, 1] and
+    mapped linearly to the wrapped environment's range; discrete ones are int32 (`DiscreteActions`).
+    Rewards and discounts are float32 scalars, and None at the first step of an episode. The
+    discount of the last step is the wrapped environment's: 0 after a termination, 1 after a time
+    limit.
 
     Every step returns a new observation array, which callers may keep.
 
     Attributes:
+      actions: the mapping between the agents' actions and the wrapped environment's.
       drops_images: whether images among the observations are left out; otherwise they are refused.
       is_redrawn: whether frames come from a method `render`, its own or a wrapper's, and not from
         its physics.
@@ -140,7 +135,7 @@ class Environment(dm_env.Environment):
         """Wraps an environment.
 
         Args:
-          environment: environment with a bounded continuous action array and a scalar reward.
+          environment: environment with one bounded array of actions and a scalar reward.
           action_spec: overrides the environment's own spec.
           reward_spec: overrides the environment's own spec, for tighter bounds.
           random: reads and writes the random state. None to look for a NumPy generator in the
@@ -168,23 +163,13 @@ class Environment(dm_env.Environment):
                 reward_spec or environment.reward_spec(),
                 action_spec or environment.action_spec(),
             )
-        self._timesteps = timesteps.TimeStepConverter(name, *own_specs[:2], drops_images)
+        self.actions = make_actions(own_specs[2], name)
+        num_actions = getattr(self.actions.spec, "num_values", 0)
+        self._timesteps = timesteps.TimeStepConverter(
+            name, *own_specs[:2], drops_images, num_actions
+        )
         self._begin, self._convert = self._timesteps.begin, self._timesteps.convert
-        self._set_action_range(own_specs[2])
-
-    def _set_action_range(self, real: Any) -> None:
-        _check_action_spec(real)
-        self._real_shape, self._real_dtype = real.shape, real.dtype
-        size = math.prod(real.shape)
-        low = np.broadcast_to(real.minimum, real.shape).astype(np.float64).reshape(size)
-        high = np.broadcast_to(real.maximum, real.shape).astype(np.float64).reshape(size)
-        self._low, self._high = low, high
-        self._scale, self._offset = (high - low) / 2, (high + low) / 2
-        # Faster paths: most suite tasks use [-1, 1], so their actions need only clipping.
-        self._is_unit = bool(np.all(low == -1) and np.all(high == 1))
-        self._is_plain = real.shape == (size,) and real.dtype == np.float64
-        self._action_shape = (size,)
-        self._action_spec = specs.BoundedArray((size,), np.float32, -1.0, 1.0, name="action")
+        self._own_action = self.actions.own
 
     @property
     def wrapped(self) -> dm_env.Environment:
@@ -193,14 +178,8 @@ class Environment(dm_env.Environment):
 
     @property
     def own_action_spec(self) -> specs.BoundedArray:
-        """The action range of the wrapped environment, to which [-1, 1] is mapped."""
-        return specs.BoundedArray(
-            self._real_shape,
-            self._real_dtype,
-            self._low.reshape(self._real_shape),
-            self._high.reshape(self._real_shape),
-            name="action",
-        )
+        """The action spec of the wrapped environment, to which the agents' actions are mapped."""
+        return self.actions.own_spec
 
     @property
     def observation_fields(self) -> dict[str, slice]:
@@ -251,56 +230,22 @@ class Environment(dm_env.Environment):
         """Takes an action; starts a new episode after the last step of one.
 
         Args:
-          action: [m] float32 in [-1, 1].
+          action: [m] float32 in [-1, 1], or the number of a discrete action.
 
         Raises:
-          ValueError: if the action has another shape.
+          ValueError: if the action has another shape, or there is no such action.
           EnvironmentActionError: if the action holds NaN.
           EnvironmentDataError: if the wrapped environment violates its specs.
         """
         if self._timesteps.is_truncated:
             return self.reset()
-        return self._convert(self._environment.step(self._real_action(action)))
-
-    def _real_action(self, action: np.ndarray) -> np.ndarray:
-        if getattr(action, "shape", None) != self._action_shape:
-            raise ValueError(
-                f"expected an action array of shape {self._action_shape}, got "
-                f"{type(action).__name__} of shape {np.shape(action)}"
-            )
-        real = self.own_actions(action)
-        return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
-
-    def own_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Maps actions to the range of the wrapped environment.
-
-        Args:
-          actions: [..., m] float32 in [-1, 1]; clipped to that.
-
-        Returns:
-          [..., m] float64.
-
-        Raises:
-          EnvironmentActionError: if an action holds NaN.
-        """
-        # The bounds are float64 arrays, so the result is float64 and no scalar is converted.
-        real = actions if self._is_unit else actions * self._scale + self._offset
-        real = np.minimum(np.maximum(real, self._low), self._high)
-        numbers = real.ravel()
-        # The cheapest test for NaN. Done here, because a simulator would return NaN as well, and
-        # the error would then blame the environment.
-        if math.isnan(numbers.dot(numbers)):
-            raise EnvironmentActionError(
-                f"{self._name}: expected finite actions, got {actions.tolist()}; the policy that "
-                "computes them has diverged: lower its learning rate, or scale the rewards"
-            )
-        return real
+        return self._convert(self._environment.step(self._own_action(action)))
 
     def observation_spec(self) -> specs.Array:
-        return specs.Array((self._timesteps.size,), np.float32, name="observation")
+        return self._timesteps.observation_spec
 
     def action_spec(self) -> specs.BoundedArray:
-        return self._action_spec
+        return self.actions.spec
 
     def reward_spec(self) -> specs.Array:
         return self._timesteps.reward_spec
@@ -352,28 +297,6 @@ class Environment(dm_env.Environment):
         if not self._is_closed:
             self._is_closed = True
             self._environment.close()
-
-
-def _check_action_spec(spec: Any) -> None:
-    expected = "expected continuous actions with finite bounds"
-    if isinstance(spec, specs.DiscreteArray):
-        raise EnvironmentSpecError(f"{expected}, got {spec.num_values} discrete actions")
-    if not isinstance(spec, specs.Array):
-        raise EnvironmentSpecError(f"{expected} in one array, got {type(spec).__name__} of arrays")
-    if spec.dtype.kind != "f":
-        raise EnvironmentSpecError(f"{expected}, got actions of dtype {spec.dtype}")
-    if math.prod(spec.shape) == 0:
-        raise EnvironmentSpecError(f"{expected}, got an action of shape {spec.shape}")
-    if not isinstance(spec, specs.BoundedArray):
-        raise EnvironmentSpecError(
-            f"{expected}, got no bounds; declare them (specs.BoundedArray, or Gymnasium's Box)"
-        )
-    bounds = np.concatenate([spec.minimum.ravel(), spec.maximum.ravel()]).astype(np.float64)
-    if not np.all(np.isfinite(bounds)) or np.any(np.abs(bounds) >= NO_LIMIT):
-        raise EnvironmentSpecError(
-            f"{expected}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
-            "set bounds in a factory"
-        )
 
 
 def own_render(environment: dm_env.Environment) -> Render | str:

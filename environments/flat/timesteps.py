@@ -12,6 +12,7 @@ import numpy as np
 from dm_env import specs
 
 from environments.errors import EnvironmentDataError, EnvironmentSpecError
+from environments.flat.actions import MASK, MaskedArray, mask_size
 
 _LOG = logging.getLogger("environments")
 REWARD_BOUNDS_REMEDY = (
@@ -52,8 +53,9 @@ class TimeStepConverter:
     """Flattens observations, casts numbers to float32, and checks all values.
 
     Attributes:
-      fields: arrays of an observation, in the order of the observation spec.
+      fields: arrays of an observation, in the order of the observation spec, a mask last.
       size: length of a flat observation.
+      observation_spec: its spec.
       observation_bounds: [2, size] float64, the lowest and the highest numbers that the spec allows
         in a flat observation. Nothing here checks them, because agents do not need them.
       reward_spec: spec of the converted rewards, a float32 scalar.
@@ -65,7 +67,12 @@ class TimeStepConverter:
     is_truncated = False
 
     def __init__(
-        self, name: str, observation_spec: Any, reward_spec: Any, drops_images: bool = False
+        self,
+        name: str,
+        observation_spec: Any,
+        reward_spec: Any,
+        drops_images: bool = False,
+        num_actions: int = 0,
     ):
         """Prepares the conversion.
 
@@ -75,6 +82,8 @@ class TimeStepConverter:
           reward_spec: a scalar `dm_env.specs.Array`, with or without bounds.
           drops_images: whether to leave out images, if rendered frames are observed instead of the
             state; the state may then be empty.
+          num_actions: number of discrete actions, which an array `action_mask` may mask; 0 if they
+            are continuous.
 
         Raises:
           EnvironmentSpecError: if the specs are not supported.
@@ -82,8 +91,17 @@ class TimeStepConverter:
         self._name = name
         self._step = 0
         self._is_under_way = False
-        self.fields, self.observation_bounds = _plan(observation_spec, drops_images)
+        leaves = _leaves(observation_spec, ())
+        self._mask_size = _check_mask(dict(leaves), drops_images, num_actions)
+        if self._mask_size:
+            leaves.sort(key=lambda leaf: leaf[0] == (MASK,))
+        self.fields, self.observation_bounds = _plan(leaves, drops_images)
         self.size = self.observation_bounds.shape[1]
+        self.observation_spec = (
+            MaskedArray(self.size, self._mask_size)
+            if self._mask_size
+            else specs.Array((self.size,), np.float32, name="observation")
+        )
         self.reward_spec = _float32_reward(reward_spec)
         low = float(getattr(self.reward_spec, "minimum", -math.inf))
         high = float(getattr(self.reward_spec, "maximum", math.inf))
@@ -155,6 +173,9 @@ class TimeStepConverter:
         # failure is checked again, value by value.
         if not _isfinite(flat.dot(flat)):
             self._check_finite(flat)
+        if self._mask_size and step_type is not _LAST and not flat[-self._mask_size :].any():
+            remedy = "end an episode in which no action is left"
+            raise self._error(f"observation {MASK!r}", "a legal action", "none", remedy)
         if step_type is _FIRST:
             return dm_env.TimeStep(step_type, None, None, flat)
         try:
@@ -237,12 +258,31 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _plan(spec: Any, drops_images: bool) -> tuple[list[Field], np.ndarray]:
+def _check_mask(leaves: Mapping[Any, Any], drops_images: bool, num_actions: int) -> int:
+    """Returns the size of the mask among the arrays of an observation, 0 if there is none."""
+    mask = leaves.get((MASK,))
+    if not num_actions or mask is None:
+        return mask_size(leaves.get(()))  # In the form of agents already.
+    if drops_images:
+        raise EnvironmentSpecError(
+            f"expected no {MASK} with --pixels, got one; only agents from the state know it"
+        )
+    if not isinstance(mask, specs.Array) or mask.shape != (num_actions,):
+        raise EnvironmentSpecError(
+            f"expected an {MASK} of shape {(num_actions,)}, one number for each action, got "
+            f"{mask!r}; correct it, or give it another name"
+        )
+    return num_actions
+
+
+def _plan(
+    leaves: list[tuple[tuple[Any, ...], Any]], drops_images: bool
+) -> tuple[list[Field], np.ndarray]:
     """Returns the fields of a flat observation, and its bounds, [2, size]."""
     fields: list[Field] = []
     bounds = [np.empty((2, 0))]
     start = 0
-    for path, array in _leaves(spec, ()):
+    for path, array in leaves:
         if drops_images and _is_image(array):
             continue
         _check_leaf(path, array)

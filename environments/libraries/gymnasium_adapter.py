@@ -30,7 +30,7 @@ _KEEPS_REWARDS = {
 
 # What spaces are expected to hold, in error messages.
 _OBSERVATIONS = "observations of real numbers"
-_ACTIONS = "continuous actions with finite bounds"
+_ACTIONS = "actions in one array with finite bounds, or discrete ones"
 
 
 def adapt(
@@ -39,7 +39,7 @@ def adapt(
     """Adapts a Gymnasium environment to `flat.Environment`.
 
     Args:
-      environment: environment whose spaces consist of `spaces.Box`.
+      environment: environment whose observations consist of `spaces.Box` or `MultiBinary`.
       seed: seed for the first reset.
       name: name of the environment, for error messages. Default: the name of its class.
       drops_images: see `flat.Environment`.
@@ -49,8 +49,7 @@ def adapt(
 
     Raises:
       EnvironmentConstructionError: if it has no spaces.
-      EnvironmentSpecError: if its spaces are not made of `spaces.Box`, or it is a vector of
-        environments.
+      EnvironmentSpecError: if its spaces are others, or it is a vector of environments.
     """
     if hasattr(environment.unwrapped, "num_envs"):
         raise EnvironmentSpecError(
@@ -99,7 +98,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         self._start: dict[str, Any] | None = {"seed": seed}
         self._over = True
         self._observation_spec = _spec(environment.observation_space, "observation", _OBSERVATIONS)
-        self._action_spec = _spec(environment.action_space, "action", _ACTIONS)
+        self._action_spec = _action_spec(environment.action_space)
 
     @property
     def environment(self) -> gymnasium.Env:
@@ -177,10 +176,21 @@ def _reward_range(environment: Any) -> tuple[float, float]:
     return environment.reward_range
 
 
+def _action_spec(space: spaces.Space) -> Any:
+    """Converts a space of actions to a spec of dm_env, of whole numbers if they are discrete."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        size = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        last = np.asarray(space.start) + size - 1
+        return specs.BoundedArray(space.shape, space.dtype, space.start, last, name="action")
+    return _spec(space, "action", _ACTIONS)
+
+
 def _spec(space: spaces.Space, name: str, expected: str) -> Any:
     """Converts a space to a spec of dm_env; `expected` describes it in error messages."""
     if isinstance(space, spaces.Box):
         return specs.BoundedArray(space.shape, space.dtype, space.low, space.high, name=name)
+    if isinstance(space, spaces.MultiBinary):
+        return specs.BoundedArray(space.shape, space.dtype, 0, 1, name=name)
     if isinstance(space, spaces.Dict):
         return {key: _spec(item, key, expected) for key, item in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -21,7 +21,7 @@ _SECONDS_TO_MEASURE = 0.3
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
 
-    Actions are float32 [m] in [-1, 1], as in `flat.Environment`. Each action is repeated
+    Actions are those of `flat.Environment`. Each action is repeated
     `action_repeat` times, or until the episode ends. Discounts are multiplied over these steps, and
     rewards are summed, each weighted by the discounts of the steps before it, as in a return over
     single steps. Both are float32 scalars, and None at the first step of an episode. Frames are not
@@ -99,7 +99,7 @@ class PixelEnvironment(dm_env.Environment):
         """Repeats an action; starts a new episode after the last step of one.
 
         Args:
-          action: [m] float32 in [-1, 1].
+          action: see `flat.Environment.step`.
         """
         reward, discount = 0.0, 1.0
         for _ in range(self._action_repeat):

@@ -79,12 +79,6 @@ def make_windowed(seed: int) -> Seven:
     return Seven(terminates=False, render_mode=None)
 
 
-def make_discrete(seed: int) -> gymnasium.Env:
-    environment = Seven(terminates=True)
-    environment.action_space = gymnasium.spaces.Discrete(3)
-    return environment
-
-
 def make_partly_discrete(seed: int) -> gymnasium.Env:
     environment = Seven(terminates=True)
     spaces = {"turn": environment.action_space, "jump": gymnasium.spaces.Discrete(2)}

@@ -193,7 +193,11 @@ def _checked(words):
             0,
             r"note  rendering: none, so .*uint8 \[48, 64, 3\].*24, 3\]; scal",
         ),
-        ("faulty:unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got"),
+        (
+            "faulty:unbounded",
+            1,
+            "WRONG specs: expected actions in one array with finite bounds, of floats or",
+        ),
         ("faulty:nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
         ("faulty:restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last st"),
         ("faulty:reward", 0, "note  reward bounds: beyond them: 2 to 2; correct reward_spec()"),

@@ -138,7 +138,7 @@ def _expected(run_dir):
         observations.append(timestep.observation)
         stacks.append(stack)
         stack = policy.actor.last_observation
-        actions.append(flat._real_action(action).astype(np.float32))
+        actions.append(flat.actions.own(action).astype(np.float32))
         timestep = environment.step(action)
     if policy.task.pixels is None:
         return {"observation": np.stack(observations)}, {"action": np.stack(actions)}
@@ -364,7 +364,7 @@ def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
     model = command.exported(run_dir, best=False, license_name="MIT")
     action = model.function(tf.constant(observation[None]))["action"][0]
     np.testing.assert_allclose(
-        action, environment._real_action(policy.act(observation)), rtol=1e-5, atol=1e-6
+        action, environment.actions.own(policy.act(observation)), rtol=1e-5, atol=1e-6
     )
 
 
