@@ -124,8 +124,6 @@ class NodeRuntime:
         self._is_stop_aware = False
         self._called_stop = False
         self._handlers: list[Callable[[], Any]] = []
-        # The programs launched by this node: a function that stops each, and the event of its end.
-        self._programs: list[tuple[Callable[[], Any], threading.Event]] = []
         self._lock = threading.RLock()
         self._parts: list[NodeRuntime] = []
 
@@ -172,32 +170,10 @@ class NodeRuntime:
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         """Calls `handler` when the program stops; immediately if it is already stopping."""
         self.mark_stop_aware()
-        self._add_handler(handler)
+        self.call_at_stop(handler)
 
-    def add_program(self, stop: Callable[[], Any], ended: threading.Event) -> None:
-        """Makes a program that this node has launched stop together with the node's own program.
-
-        The node is not interrupted before the launched program has ended.
-
-        Args:
-          stop: Requests that the launched program stops.
-          ended: Set when the launched program has ended.
-        """
-        with self._lock:  # Another thread of the node may launch a program, too.
-            self._programs = [*self._running_programs(), (stop, ended)]
-        self._add_handler(stop)
-
-    def stop_programs(self) -> None:
-        """Stops the programs launched by this node, which has failed or is being killed."""
-        for part in self._parts:
-            part.stop_programs()
-        for stop, _ in self._running_programs():
-            stop()
-
-    def _running_programs(self) -> list[tuple[Callable[[], Any], threading.Event]]:
-        return [(stop, ended) for stop, ended in self._programs if not ended.is_set()]
-
-    def _add_handler(self, handler: Callable[[], Any]) -> None:
+    def call_at_stop(self, handler: Callable[[], Any]) -> None:
+        """Like `add_stop_handler`, but the node is interrupted after the handler has returned."""
         with self._lock:
             if not self.stop_event.is_set():
                 self._handlers.append(handler)
@@ -231,12 +207,9 @@ class NodeRuntime:
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
         if not self._is_stop_aware:
-            running = self._running_programs()
-            for _, ended in running:
-                ended.wait()
             # A node that requested the stop, or was waiting for a program that it launched, gets a
             # moment to leave by itself.
-            self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)
+            self._interrupt(_OWN_STOP_SECS if self._called_stop or handlers else 0.0)
 
     def _interrupt(self, delay_secs: float) -> None:
         """Raises SystemExit in the node's main thread, unless the node has ended or only serves."""

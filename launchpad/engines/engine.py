@@ -50,7 +50,6 @@ class Launch:
       info: What all nodes share.
       book: The addresses published so far, by key.
       cluster_address: The `address` argument of `launch`; only for engines of clusters.
-      terminal: Where output goes, the `terminal` argument of `launch`; only for processes.
       directory: Working directory of the launcher; empty if it was removed.
       search_path: Directories from which the launcher imports.
       environment: Its environment variables.
@@ -62,7 +61,6 @@ class Launch:
     info: lp_runtime.ProgramInfo
     book: dict[str, str]
     cluster_address: str | None
-    terminal: str | None = None
     directory: str = dataclasses.field(default_factory=working_directory)
     search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))

@@ -16,20 +16,17 @@ import logging
 import os
 import pathlib
 import pickle
-import pickletools
 import select
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from typing import Any
 
 from launchpad.engines import engine, node_process
-from launchpad.nodes import base
 from rl_replicator.processes import output, process_group
 
 logger = logging.getLogger("launchpad")
@@ -56,9 +53,6 @@ _MOST_FAILURES = 3
 # The module that a node's fresh interpreter runs. Forked nodes show it, too, to be found by it.
 TITLE = "launchpad.engines.process_entry"
 
-_INSTALLED = ("site-packages", "dist-packages")
-# These load OpenGL, or choose an implementation of it, when imported; that does not survive a fork.
-_OPENGL = ("OpenGL", "dm_control", "glfw", "mujoco", "pygame")
 # Exit status of a process that must not be forked.
 _UNFIT = 3
 
@@ -73,16 +67,10 @@ class ForkServer(forkserver.ForkServer):
     It ends when `close` was called, or this process has ended, and its last node is gone.
     """
 
-    def __init__(self, names: Sequence[str], is_complete: bool):
-        """Starts nothing yet.
-
-        Args:
-          names: The modules to import.
-          is_complete: Whether other programs use it, too, if they need more modules than these.
-        """
+    def __init__(self, names: Sequence[str]):
+        """Starts nothing yet; it will import modules of these names."""
         super().__init__()
         self.names = list(names)
-        self._is_complete = is_complete
         self._environment = dict(os.environ)
         self._path = engine.search_path()
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +80,7 @@ class ForkServer(forkserver.ForkServer):
 
     def suits(self, names: Sequence[str]) -> bool:
         """Returns whether a server started now for these modules would be equivalent."""
-        has_all = self._is_complete or {*names} <= {*self.names}
+        has_all = {*names} <= {*self.names}
         return has_all and self.serves(os.environ) and self._path == engine.search_path()
 
     def serves(self, environment: Mapping[str, str]) -> bool:
@@ -264,62 +252,6 @@ def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k not in RUN_TIME_VARIABLES}
 
 
-def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
-    """Returns the modules of installed packages that nodes need, as far as can be determined.
-
-    They are the modules that the pickled nodes name, those that the launcher's own modules among
-    these have imported, and those in `Node.imports`. Modules that are not installed are never
-    included: what they do when they are imported (create a random generator or a file, for example)
-    is meant for each node.
-
-    Args:
-      nodes: The nodes of the program.
-      pickles: The same nodes, pickled.
-    """
-    waiting = ["__main__", *(name for data in pickles for name in _names(data))]
-    seen: set[str] = set()
-    found: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        module = sys.modules.get(name)
-        if name in seen or module is None:
-            continue
-        seen.add(name)
-        if _is_installed(module):
-            found.add(name)
-        elif isinstance(getattr(module, "__file__", None), str):
-            waiting += _used_by(module)
-    found.discard("__main__")
-    # In the order in which the launcher has imported them. `sys.modules` is copied first, because
-    # other threads may import more in the meantime.
-    modules = [name for name in list(sys.modules) if name in found]
-    modules = [name for name in modules if name.partition(".")[0] not in _OPENGL]
-    return [*modules, *sorted({name for node in nodes for name in node.imports})]
-
-
-def _names(data: bytes) -> Iterator[str]:
-    """Yields all strings of a pickle; the names of modules are among them."""
-    for _, argument, _ in pickletools.genops(data):
-        if isinstance(argument, str):
-            yield argument
-
-
-def _used_by(module: types.ModuleType) -> Iterator[str]:
-    for value in list(vars(module).values()):
-        is_module = isinstance(value, types.ModuleType)
-        try:
-            name = getattr(value, "__name__" if is_module else "__module__", None)
-        except Exception:  # Access to an attribute may run arbitrary code.
-            continue
-        if isinstance(name, str):
-            yield name
-
-
-def _is_installed(module: types.ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and any(part in _INSTALLED for part in pathlib.Path(file).parts)
-
-
 def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) -> None:
     """Imports modules in the fork server; ends it with status `_UNFIT` if it can't be forked then.
 
@@ -359,37 +291,39 @@ def _num_openblas_threads() -> int:
 
 _lock = threading.Lock()
 _server: ForkServer | None = None
+_preloaded: dict[str, None] = {}  # An ordered set.
 
 
 def preload(*names: str) -> None:
     """Starts to import modules in the process that nodes are forked from; returns immediately.
 
-    Call it before `launch`, for nodes that run as processes of this machine, if it is known what
-    they import: the imports then run in parallel with the launcher's own work. Nodes import what
-    else they need themselves. The modules must start no threads and must not initialise
-    TensorFlow, OpenGL or a GPU when they are imported.
+    For nodes that run as processes of this machine: each module is imported once, and in parallel
+    with the launcher's own work, if this is called before `launch`. Nodes import what else they
+    need themselves. The modules must start no threads and must not initialise TensorFlow, OpenGL or
+    a GPU when they are imported.
 
     Args:
       *names: Names of modules. Errors of their imports are left to the nodes.
     """
-    current(names, is_complete=True)
+    _preloaded.update(dict.fromkeys(names))
+    current()
 
 
-def current(names: Sequence[str], is_complete: bool = False) -> ForkServer:
+def current(imports: Sequence[str] = ()) -> ForkServer:
     """Returns the fork server for what is launched now; starts one if necessary.
 
     Args:
-      names: The modules that it should have imported.
-      is_complete: See `ForkServer`.
+      imports: What it imports if nothing was preloaded.
     """
     global _server
     with _lock:
+        names = list(_preloaded) or imports
         if _server is None or not _server.suits(names):
             if _server is None:
                 atexit.register(_close)
             else:
                 _server.close()
-            _server = ForkServer(names, is_complete)
+            _server = ForkServer(names)
             with contextlib.suppress(OSError):  # `fork` tries again.
                 _server.ensure_running()
         return _server

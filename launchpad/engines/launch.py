@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,9 +23,8 @@ from launchpad.rpc import tls
 
 _LOOPBACK = "127.0.0.1"
 _TERMINALS = (
-    *("current_terminal", processes.FILES),
-    # Upstream's others.
-    *("gnome-terminal", "gnome-terminal-tabs", "xterm", "tmux_session", "byobu_session"),
+    *("current_terminal", "output_to_files", "gnome-terminal", "gnome-terminal-tabs", "xterm"),
+    *("tmux_session", "byobu_session"),
 )
 
 
@@ -71,10 +70,9 @@ def launch(
       xm_resources: Ignored; upstream's cluster resources.
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
-      terminal: None or "current_terminal"; or, for processes of this machine, "output_to_files" (a
-        file for each node, in a new directory under LAUNCHPAD_LOGGING_DIR or the system's temporary
-        directory). Upstream's other terminals are accepted with a warning, and output goes to this
-        terminal.
+      terminal: None or "current_terminal"; upstream's others, also those that the environment
+        variable LAUNCHPAD_LAUNCH_LOCAL_TERMINAL names, are accepted with a warning: all output goes
+        to this terminal.
       serialize_py_nodes: True to check that all nodes pickle, even if they run in threads.
       controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills
@@ -98,9 +96,8 @@ def launch(
     del xm_resources, controller_xm_requirements
     program = _first(programs)
     launch_type = _launch_type(launch_type)
-    _check_terminal(terminal, launch_type)
+    _check_terminal(terminal)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
-    launch_ = dataclasses.replace(launch_, terminal=terminal)
     _apply(restart_policies or {}, program, launch_)
     if serialize_py_nodes:
         for label, nodes in program.groups.items():
@@ -130,15 +127,15 @@ def launch(
     return manager
 
 
-def _check_terminal(terminal: str | None, launch_type: LaunchType) -> None:
+def _check_terminal(terminal: str | None) -> None:
+    terminal = terminal or os.environ.get("LAUNCHPAD_LAUNCH_LOCAL_TERMINAL")
     if terminal is None:
         return
     if terminal not in _TERMINALS:
         raise ValueError(
             f"expected terminal to be one of {[*_TERMINALS]}, got {terminal!r}; leave it out"
         )
-    has_processes = LAUNCHERS[launch_type] is processes.ProcessEngine
-    if terminal != _TERMINALS[0] and not (terminal == processes.FILES and has_processes):
+    if terminal != _TERMINALS[0]:
         lp_runtime.logger.warning("terminal=%r: output goes to this terminal instead", terminal)
 
 

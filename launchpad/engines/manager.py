@@ -221,7 +221,7 @@ class ProgramManager:
         _taking_signals.append(self)
         self._node = lp_runtime.current_node()
         if self._node is not None:
-            self._node.add_program(self.stop, self._supervisor.done)
+            self._node.call_at_stop(self._end_with_node)
         elif threading.current_thread() is threading.main_thread():
             self._is_of_main_thread = True
             _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
@@ -230,7 +230,11 @@ class ProgramManager:
         with contextlib.suppress(ValueError):  # Another thread has removed it.
             _taking_signals.remove(self)
         if self._node is not None:
-            self._node.remove_stop_handler(self.stop)
+            self._node.remove_stop_handler(self._end_with_node)
+
+    def _end_with_node(self) -> None:
+        self.stop()
+        self._supervisor.done.wait()
 
     def _stop_by_signal(self, number: int) -> None:
         self._supervisor.post_signal(number)

@@ -68,7 +68,7 @@ class Worker(abc.ABC):
 
 
 class Restarts:
-    """Counts the restarts of a node, or of a team, in a row.
+    """Counts the restarts of a node, or of a group, in a row.
 
     Attributes:
       count: Number of restarts in a row.
@@ -137,11 +137,6 @@ class Member:
     def name(self) -> str:
         """ "label/index" of the node, or its own title."""
         return self.node.title or f"{self.label}/{self.index}"
-
-    @property
-    def team(self) -> str:
-        """Name of the nodes that may be restarted together with it."""
-        return self.node.team or self.label
 
     @property
     def is_gone(self) -> bool:

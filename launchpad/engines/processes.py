@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
 import pickle
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping
 
@@ -25,8 +23,6 @@ from rl_replicator.processes import guard, output, process_group
 
 logger = logging.getLogger("launchpad")
 
-# The value of `terminal` for a file for each node.
-FILES = "output_to_files"
 # How long to wait for the remaining output of a process that has ended, in seconds. It takes less
 # than a second, unless this process gets no CPU time, or its own output is not read.
 _OUTPUT_SECS = 30.0
@@ -43,10 +39,9 @@ class ProcessEngine:
         self._environments = placement.environments(launch.members)
         self._forks: forking.ForkServer | None = None
         self._guard = guard.Guard()
-        self._files = _make_directory() if launch.terminal == FILES else None
         nodes = [member.node for member in launch.members]
         if not all(isinstance(node, command.CommandNode) for node in nodes):
-            self._forks = forking.current(forking.needed(nodes, self._nodes.values()))
+            self._forks = forking.current([name for node in nodes for name in node.imports])
 
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
@@ -66,32 +61,12 @@ class ProcessEngine:
         )
         spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
         write = output.prefixed(f"[{member.name}] ")
-        if self._files is not None:
-            write = _appending(self._files / f"{member.name.replace('/', '_')}.log")
         starter = _Starter(spec, environment, self._forks)
         return ProcessWorker(member, supervisor, self._guard, write, starter)
 
     def close(self) -> None:
         """Ends the guard; all nodes have ended."""
         self._guard.close()
-
-
-def _make_directory() -> pathlib.Path:
-    """Makes the directory of the files with the nodes' output, which only this user can read."""
-    parent = os.environ.get("LAUNCHPAD_LOGGING_DIR")  # Upstream's name.
-    if parent is not None:
-        pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="launchpad_out_", dir=parent))
-    logger.warning("the output of the nodes goes to %s", directory)
-    return directory
-
-
-def _appending(path: pathlib.Path) -> output.Writer:
-    def write(target: str, text: str) -> None:
-        with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-
-    return write
 
 
 class LocalWorker(lp_channel.RemoteWorker):

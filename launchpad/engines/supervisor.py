@@ -91,8 +91,8 @@ class Supervisor:
         self._published: dict[str, str] = {}
         self._failures: list[lp_member.Failure] = []
         self._is_failure_told = False
-        # Teams that are about to be restarted, and when.
-        self._teams: dict[str, float] = {}
+        # Groups that are about to be restarted, and when.
+        self._groups: dict[str, float] = {}
         self._is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
@@ -327,9 +327,9 @@ class Supervisor:
         policy = member.restart_policy
         is_counted = policy is not None and policy.together and not member.is_replaced
         if is_counted and member.restarts is None:
-            # A team counts the restarts of all its members.
-            team = [m for m in self._members if m.team == member.team and m.restarts is not None]
-            together = [m for m in team if m.restart_policy and m.restart_policy.together]
+            # A group counts the restarts of all its members.
+            group = [m for m in self._members if m.label == member.label and m.restarts is not None]
+            together = [m for m in group if m.restart_policy and m.restart_policy.together]
             member.restarts = together[0].restarts if together else None
         pause = 0.0 if member.is_replaced else member.count_restart(record, now)
         if pause is None:
@@ -345,21 +345,21 @@ class Supervisor:
         member.restart_at = now + pause
         member.failed_at = member.failed_at or now
         if not member.is_replaced:
-            self._restart_team(member)
+            self._restart_group(member)
         return True
 
-    def _restart_team(self, member: lp_member.Member) -> None:
-        """Restarts all nodes of a team together, if the policy of `member`, which ends, says so."""
+    def _restart_group(self, member: lp_member.Member) -> None:
+        """Restarts the whole group of `member`, which ends, if its policy says so."""
         if member.restart_policy is None or not member.restart_policy.together:
             return
-        self._teams[member.team] = member.restart_at or time.monotonic()
+        self._groups[member.label] = member.restart_at or time.monotonic()
         for partner in self._members:
-            if partner.team != member.team or partner is member or partner.restart_at is not None:
+            if partner.label != member.label or partner is member or partner.restart_at is not None:
                 continue
             partner.is_replaced = True
             if partner.is_gone:
                 partner.state = lp_runtime.STARTING
-                partner.restart_at = self._teams[member.team]
+                partner.restart_at = self._groups[member.label]
             elif partner.worker is not None:
                 logger.warning("%s: started again together with %s", partner.name, member.name)
                 partner.worker.kill()
@@ -367,18 +367,18 @@ class Supervisor:
     def _start_again(self, now: float) -> None:
         for member in self._members:
             is_due = member.restart_at is not None and now >= member.restart_at
-            if is_due and member.team not in self._teams:
+            if is_due and member.label not in self._groups:
                 self._start(member)
-        for name, when in list(self._teams.items()):
-            team = [m for m in self._members if m.team == name]
-            if now < when or any(m.restart_at is None for m in team):
+        for name, when in list(self._groups.items()):
+            group = [m for m in self._members if m.label == name]
+            if now < when or any(m.restart_at is None for m in group):
                 continue  # Some have not ended yet.
-            del self._teams[name]
-            for member in team:
+            del self._groups[name]
+            for member in group:
                 # The nodes look up each other's addresses, so none may find an outdated one.
                 for address in member.node.addresses:
                     self._book.pop(address.key, None)
-            for member in team:
+            for member in group:
                 self._start(member)
                 if member.restart_at is not None:
                     break  # It could not be started; the others wait until all can be.
@@ -418,7 +418,7 @@ class Supervisor:
                 logger.warning("%s: started again, because its store moved", member.name)
                 member.is_replaced = True
                 member.worker.kill()
-                self._restart_team(member)
+                self._restart_group(member)
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

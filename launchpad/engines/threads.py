@@ -82,7 +82,6 @@ class ThreadWorker(lp_member.Worker):
     def kill(self) -> None:
         """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
-        self.runtime.stop_programs()
         # In another thread: it waits while the node acquires a condition, possibly forever.
         interrupt = self._thread.interrupt
         threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
@@ -95,6 +94,6 @@ class ThreadWorker(lp_member.Worker):
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()
         record = node_thread.failure_of(error, self.runtime) if error is not None else None
-        if record is not None:  # If the node were a process, they would end with it.
-            self.runtime.stop_programs()
+        if record is not None:  # The programs that it has launched end with it.
+            self.notify_stop()
         self._supervisor.post_ended(self, record)

@@ -84,15 +84,13 @@ class Node(abc.ABC, Generic[HandleType]):
       restart_policy: What to do when the node fails; None ends the program.
       stops_last: True for stores to which other nodes write until they end: such stores are
         released only after all other nodes have ended.
-      imports: Modules that the node imports when it runs; a process may import them earlier.
+      imports: Modules that the node imports, for the process from which nodes are forked.
       title: Its name in messages; None for "label/index".
-      team: Nodes of one team may be restarted together; None for those of its group.
     """
 
     stops_last = False
     imports: Sequence[str] = ()
     title: str | None = None
-    team: str | None = None
 
     def __init__(self) -> None:
         self._addresses: list[lp_address.Address] = []

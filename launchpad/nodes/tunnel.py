@@ -1,9 +1,9 @@
-"""An encrypted tunnel to a Reverb server on another machine, for the processes of its program only.
+"""An encrypted tunnel to a server on another machine, for the processes of its program only.
 
-Reverb's server has no authentication and no encryption. It is confined to the loopback interface of
-its machine. At the machine's own address, the tunnel listens on the same port, accepts connections
-that present a certificate of the program, and forwards them. A client on another machine connects
-to a port of its own machine, from which the tunnel leads to the server.
+For servers without authentication and encryption, such as Reverb's, to which only their own machine
+can connect. At the machine's own address, the tunnel accepts connections that present a certificate
+of the program, and forwards them. A client on another machine connects to a port of its own
+machine, from which the tunnel leads to the server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from launchpad.rpc import tls
 from rl_replicator.processes import ports
@@ -26,15 +27,19 @@ _HANDSHAKE_SECS = 10.0
 _Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
-def serve(host: str, port: int, secret: bytes) -> None:
-    """Forwards clients on other machines to a port that only this machine can connect to.
+def serve(host: str, port: int, secret: bytes, path: Path | None = None) -> int:
+    """Forwards clients on other machines to a server that only this machine can connect to.
 
     The tunnel lasts until this process ends.
 
     Args:
       host: IP address of this machine, not a loopback one.
-      port: Port of a server that is confined to the loopback interface.
+      port: Port of a server that is confined to the loopback interface; 0 for any free one.
       secret: The secret of the program.
+      path: Unix socket of the server; None if it listens at the port.
+
+    Returns:
+      The port at which the tunnel listens.
 
     Raises:
       OSError: the port is taken.
@@ -46,7 +51,11 @@ def serve(host: str, port: int, secret: bytes) -> None:
     listener.bind((host, port))
     listener.listen(128)
     shown = tls.context(secret, is_server=True)
-    _listen(listener, lambda: _open(tls.LOOPBACK, port, None), shown)
+    if path is None:
+        _listen(listener, lambda: _open(tls.LOOPBACK, port, None), shown)
+    else:
+        _listen(listener, lambda: asyncio.open_unix_connection(path, limit=_CHUNK_BYTES), shown)
+    return int(listener.getsockname()[1])
 
 
 def connect(address: str, secret: bytes) -> str:

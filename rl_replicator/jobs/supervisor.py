@@ -172,7 +172,6 @@ def _make_program(
             collateral_status=errors.WORKER_LOST_STATUS,
             final_statuses=_FINAL,
         )
-        node.team = "job"
         node.restart_policy = lp.RestartPolicy(
             max_restarts=options.max_restarts,
             on_exception=False,
@@ -181,7 +180,7 @@ def _make_program(
             max_backoff_secs=_LONGEST_PAUSE,
             reset_after_secs=_RECOVERED,
         )
-        program.add_node(node, label=kind)
+        program.add_node(node, label="job")
     return program
 
 

@@ -8,16 +8,12 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
 # Takes a target, "stdout" or "stderr", and a line including its newline.
 Writer = Callable[[str, str], None]
 
-# Minimum time, in seconds, between two copies of a progress bar, which a process overwrites with
-# "\r". Its final state is always copied.
-_BAR_SECS = 5.0
 # Longer lines are split.
 _LINE_BYTES = 1 << 20
 # A pipe holds no more than this, unless root has changed the limit.
@@ -49,8 +45,7 @@ def prefixed(prefix: str) -> Writer:
 class LineCopier:
     """Copies the output of a process line by line, in the background.
 
-    Text that the process overwrites with "\\r", such as a progress bar, is copied as a line every
-    few seconds and in its final state. Other text is copied when its line has ended.
+    Of text that the process overwrites with "\\r", such as a progress bar, this copies the last.
     """
 
     def __init__(self, write: Writer, streams: Mapping[str, IO[bytes]]):
@@ -80,7 +75,6 @@ class _Copy:
     def __init__(self, write: Writer, target: str, stream: IO[bytes]):
         self._write, self._target, self._stream = write, target, stream
         self._rest = bytearray()
-        self._next_bar = 0.0
         # Held from each read until the lines are written.
         self._busy = threading.Lock()
         os.set_blocking(stream.fileno(), False)
@@ -122,24 +116,9 @@ class _Copy:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:
                 self._write_line(_visible(line))
-        if b"\r" in chunk:
-            self._copy_bar()
         if len(self._rest) > _LINE_BYTES:
             self._write_line(_visible(self._rest))
             self._rest = bytearray()
-
-    def _copy_bar(self) -> None:
-        """Writes the latest complete state of a progress bar if it is due, and drops the others."""
-        end = self._rest.rfind(b"\r", 0, -1)  # A "\r" at the very end may belong to "\r\n".
-        if end < 0:
-            return
-        state, self._rest = _visible(self._rest[:end]), self._rest[end + 1 :]
-        now = time.monotonic()
-        if now < self._next_bar or not state.strip():
-            self._rest = state + b"\r" + self._rest
-        else:
-            self._next_bar = now + _BAR_SECS
-            self._write_line(state)
 
     def _write_line(self, line: bytearray) -> None:
         # Copying continues after errors: if the reader of our output is gone, or a script's own

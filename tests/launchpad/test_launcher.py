@@ -269,26 +269,19 @@ lp.launch(lp.make_program(lp.PyNode(node)))
     assert done.returncode == (0 if is_read else 1)
 
 
-@pytest.mark.parametrize("terminal", [None, "output_to_files"])
-def test_environment_and_output_of_processes(tmp_path, monkeypatch, capfd, caplog, terminal):
-    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
+def test_environment_and_output_of_processes(tmp_path, monkeypatch, capfd, caplog):
+    monkeypatch.setenv("LAUNCHPAD_LAUNCH_LOCAL_TERMINAL", "output_to_files")
     program, recorder = programs.recorder_program(tmp_path / "entries")
     program.add_node(lp.PyNode(programs.read_environment, "DEMO", recorder), label="reader")
     program.add_node(lp.PyNode(programs.print_lines), label="printer")
     resources = {"reader": lp.PythonProcess(env={"DEMO": "7"})}
-    lp.launch(program, "test_mp", local_resources=resources, terminal=terminal).wait(timeout=60)
+    lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
     expected = ("7", os.environ.get("PYTHONPATH"))
     assert (tmp_path / "entries").read_text() == f"{expected}\n"
     out, err = capfd.readouterr()
-    if terminal is None:
-        assert out == "[printer/0] first line\n[printer/0] second line\n"
-        assert err == "[printer/0] unfinished\n"
-        return
-    (directory,) = (tmp_path / "logs").iterdir()
-    assert directory.stat().st_mode & 0o777 == 0o700
-    lines = (directory / "printer_0.log").read_text().splitlines()
-    assert sorted(lines) == ["first line", "second line", "unfinished"] and not out
-    assert f"the output of the nodes goes to {directory}" in caplog.text
+    assert out == "[printer/0] first line\n[printer/0] second line\n"
+    assert err == "[printer/0] unfinished\n"
+    assert "terminal='output_to_files': output goes to this terminal instead" in caplog.text
 
 
 def test_a_thread_that_may_belong_to_two_programs_stops_neither():

@@ -18,34 +18,43 @@ import pytest
 
 import launchpad as lp
 from launchpad.engines import channel as lp_channel
-from launchpad.engines.ray import cluster, control, guard
+from launchpad.engines import member as lp_member
+from launchpad.engines.ray import cluster, control, engine, guard
 from rl_replicator.processes import ports
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
 
-@pytest.fixture
-def switchboard():
-    board = control.Switchboard("127.0.0.1", b"t" * 32)
-    yield board
-    board.close()
-
-
-def test_a_switchboard_hears_only_those_with_secret_and_key(switchboard):
-    calls = []
-    key = switchboard.expect(lambda channel, pid: calls.append((channel, pid)))
-    for secret, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
-        with pytest.raises(ConnectionError, match="is not the launcher of this program"):
-            control.call(switchboard.address, secret, shown)
-    assert calls == []
-    node = control.call(switchboard.address, b"t" * 32, key)
-    wait_until(lambda: calls)
-    channel, pid = calls[0]
-    assert pid == os.getpid()
-    node.send("state", "running")
-    assert channel.receive() == ("state", "running")
-    channel.close()
-    node.close()
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_a_switchboard_hears_only_those_with_secret_and_key(host):
+    """On one machine, at a socket of the user; between machines, at a port with certificates."""
+    board, calls = control.Switchboard(host, b"t" * 32), []
+    key = board.expect(lambda channel, pid: calls.append((channel, pid)))
+    try:
+        for secret, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
+            if secret != b"x" * 32 or host != "127.0.0.1":
+                with pytest.raises(ConnectionError, match="is not the launcher of this program"):
+                    control.call(board.address, secret, shown)
+        if host != "127.0.0.1":  # The key is of no use without a certificate.
+            name, _, port = board.address.rpartition(":")
+            with socket.create_connection((name, int(port)), 60) as plain:
+                plain.sendall(key + bytes(4))
+                with contextlib.suppress(OSError):
+                    assert plain.recv(1) != b"\1"
+        assert calls == []
+        node = control.call(board.address, b"t" * 32, key)
+        wait_until(lambda: calls)
+        channel, pid = calls[0]
+        assert pid == os.getpid()
+        node.send("state", "running")
+        assert channel.receive() == ("state", "running")
+        channel.close()
+        assert node.receive() is None
+        node.close()
+    finally:
+        board.close()
+    with pytest.raises(ConnectionError):
+        control.call(board.address, b"t" * 32, key)
 
 
 def test_a_node_talks_to_its_launcher_alone():
@@ -53,27 +62,31 @@ def test_a_node_talks_to_its_launcher_alone():
     heard = []
 
     def impersonate(listener):
-        connection, _ = listener.accept()
-        with connection:
-            heard.append(connection.recv(1000))
-            connection.sendall(b"s" * 32)
-            heard.append(connection.recv(1000))
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(10)
+                heard.append(connection.recv(1000))
+                connection.sendall(b"\1" * 32)
+                heard.append(connection.recv(1000))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         impostor = threading.Thread(target=impersonate, args=(listener,))
         impostor.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ConnectionError, match="is not the launcher of this program"):
-            control.call(listener.getsockname(), b"t" * 32, b"k" * 16)
-        impostor.join()
-    assert b"t" * 8 not in heard[0] and heard[1] == b""
-
-
-def test_a_launcher_that_does_not_answer_is_no_stranger(monkeypatch):
-    monkeypatch.setattr(control, "_HELLO_SECS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        with pytest.raises(ConnectionError, match=rf":{address[1]} did not answer in 0\.1 s"):
             control.call(address, b"t" * 32, b"k" * 16)
+        impostor.join()
+    assert not any(b"k" * 8 in each for each in heard)
+
+
+def test_a_launcher_that_does_not_answer_is_no_stranger(monkeypatch, tmp_path):
+    monkeypatch.setattr(control, "_HELLO_SECS", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s")
+        listener.listen()
+        with pytest.raises(ConnectionError, match=r"/s did not answer in 0\.1 s"):
+            control.call(f"unix:{tmp_path}/s", b"t" * 32, b"k" * 16)
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://host:10001", "host:", "[::1]:6379"])
@@ -213,6 +226,26 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
         lp.launch(program, "ray").wait(timeout=60)
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_node_whose_machine_falls_silent_is_given_up(monkeypatch, is_local):
+    """On this machine, its end is told by Ray alone."""
+    monkeypatch.setattr(engine, "_TOLD_SECS", 0.0)
+    ended = []
+    supervisor = types.SimpleNamespace(post_ended=lambda worker, record: ended.append(record))
+    member = lp_member.Member("node", 0, lp.PyNode(print))
+    worker = engine.RayWorker(member, supervisor, None, None, None, is_local)
+    near, far = socket.socketpair()
+    worker.attach(lp_channel.Channel(near))
+    far.close()
+    if is_local:
+        time.sleep(0.3)
+        assert not ended
+    else:
+        wait_until(lambda: ended)
+        assert "its machine was silent for 15 s" in ended[0].message
+    worker.close()
+
+
 @pytest.mark.parametrize("is_dead", [True, False])
 def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
     code = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
@@ -244,7 +277,7 @@ from launchpad.engines.ray import control
 from rl_replicator.processes import ports
 
 ports.SILENCE_SECONDS = float(sys.argv[2])
-channel = control.call((sys.argv[4], int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
+channel = control.call(sys.argv[1], b"t" * 32, bytes.fromhex(sys.argv[3]))
 
 def beat():
     while channel.send("heartbeat"):
@@ -263,7 +296,7 @@ def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
     calls = []
     key = board.expect(lambda channel, pid: calls.append(channel))
     command = ["ip", "netns", "exec", name, sys.executable, "-c", _NODE_ON_ANOTHER_HOST]
-    node = subprocess.Popen([*command, str(board.address[1]), "3", key.hex(), here])
+    node = subprocess.Popen([*command, board.address, "3", key.hex()])
     try:
         wait_until(lambda: calls)
         (channel,) = calls

@@ -1,24 +1,22 @@
-"""Control channels between the launcher and its nodes on other machines."""
+"""Control channels between the launcher and its nodes on Ray."""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import socket
 import struct
 import threading
-import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 from launchpad.engines import channel as lp_channel
-from rl_replicator.processes import ports
+from launchpad.nodes import tunnel
+from launchpad.rpc import tls
 
-# What a node sends first: a random challenge, its own key, its process id, and the signature of
-# these. The launcher answers with its signature of the challenge. The secret itself is never sent.
-_HELLO = struct.Struct("<16s16sI")
-_SIGNATURE_BYTES = 32
+# What a node sends first: its key and its process id. The launcher answers with one byte.
+_HELLO = struct.Struct("<16sI")
 _CONNECT_SECS = 10.0
 # The kernel accepts connections for a launcher that gets no CPU time: its answer takes longer.
 _HELLO_SECS = 60.0
@@ -29,20 +27,28 @@ OnCall = Callable[[lp_channel.Channel, int], object]
 class Switchboard:
     """Accepts the nodes' connections to the launcher.
 
-    Nothing is unpickled from a process that does not have the secret.
+    It listens at a Unix socket of this user. Nodes on other machines reach it through a tunnel,
+    which demands a certificate of the program.
+
+    Attributes:
+      address: "unix:PATH" or "host:port".
     """
 
     def __init__(self, host: str, secret: bytes):
-        self._secret = secret
         self._expected: dict[bytes, OnCall] = {}
         self._lock = threading.Lock()
-        self._listener = socket.create_server((host, 0))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.address = tls.socket_address(secrets.token_hex(16))
+        self._path = Path(self.address.removeprefix("unix:"))
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(128)
+        if host != tls.LOOPBACK:
+            self.address = f"{host}:{tunnel.serve(host, 0, secret, self._path)}"
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def expect(self, on_call: OnCall) -> bytes:
         """Returns a key; `on_call(channel, process id)` is called for the node that presents it."""
-        key = uuid.uuid4().bytes
+        key = secrets.token_bytes(16)
         with self._lock:
             self._expected[key] = on_call
         return key
@@ -52,6 +58,7 @@ class Switchboard:
         with contextlib.suppress(OSError):  # Wakes accept() up.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         while True:
@@ -62,60 +69,56 @@ class Switchboard:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError, struct.error):
             connection.settimeout(_HELLO_SECS)
-            hello = connection.recv(_HELLO.size + _SIGNATURE_BYTES, socket.MSG_WAITALL)
-            said, signature = hello[: _HELLO.size], hello[_HELLO.size :]
-            if hmac.compare_digest(signature, _sign(self._secret, b"node", said)):
-                challenge, key, pid = _HELLO.unpack(said)
-                with self._lock:
-                    on_call = self._expected.pop(key, None)
-                if on_call is not None:
-                    connection.sendall(_sign(self._secret, b"launcher", challenge))
-                    connection.settimeout(None)
-                    ports.give_up_silence(connection)
-                    on_call(lp_channel.Channel(connection), pid)
-                    return
-        except OSError:
-            pass
+            key, pid = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+            with self._lock:
+                on_call = self._expected.pop(key, None)
+            if on_call is not None:
+                connection.sendall(b"\1")
+                connection.settimeout(None)
+                on_call(lp_channel.Channel(connection), pid)
+                return
         connection.close()
 
 
-def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Channel:
+def call(address: str, secret: bytes, key: bytes) -> lp_channel.Channel:
     """Connects a node to the launcher.
 
     Raises:
       ConnectionError: it can't be reached, it does not answer, or another process does.
     """
-    try:
-        connection = socket.create_connection(address, _CONNECT_SECS)
-    except OSError as error:
-        raise ConnectionError(
-            f"the launcher at {address[0]}:{address[1]} can't be reached from "
-            f"{socket.gethostname()}: {error}; nodes must be able to reach all ports of its machine"
-        ) from error
-    challenge = secrets.token_bytes(16)
-    hello = _HELLO.pack(challenge, key, os.getpid())
+    connection = _connect(address, secret)
     connection.settimeout(_HELLO_SECS)
     try:
-        connection.sendall(hello + _sign(secret, b"node", hello))
-        answer = connection.recv(_SIGNATURE_BYTES, socket.MSG_WAITALL)
+        connection.sendall(_HELLO.pack(key, os.getpid()))
+        answer = connection.recv(1)
     except TimeoutError:
         connection.close()
         raise ConnectionError(
-            f"the launcher at {address[0]}:{address[1]} did not answer in {_HELLO_SECS:g} s"
+            f"the launcher at {address} did not answer in {_HELLO_SECS:g} s"
         ) from None
     except OSError:
         answer = b""
-    if not hmac.compare_digest(answer, _sign(secret, b"launcher", challenge)):
+    if not answer:
         connection.close()
-        raise ConnectionError(
-            f"the process at {address[0]}:{address[1]} is not the launcher of this program"
-        )
+        raise ConnectionError(f"the process at {address} is not the launcher of this program")
     connection.settimeout(None)
-    ports.give_up_silence(connection)
     return lp_channel.Channel(connection)
 
 
-def _sign(secret: bytes, role: bytes, content: bytes) -> bytes:
-    return hmac.digest(secret, role + content, "sha256")
+def _connect(address: str, secret: bytes) -> socket.socket:
+    try:
+        if address.startswith("unix:"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address.removeprefix("unix:"))
+            return connection
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), _CONNECT_SECS).close()
+        near, _, port = tunnel.connect(address, secret).rpartition(":")
+        return socket.create_connection((near, int(port)), _CONNECT_SECS)
+    except OSError as error:
+        raise ConnectionError(
+            f"the launcher at {address} can't be reached from {socket.gethostname()}: {error}; "
+            "nodes must be able to reach all ports of its machine"
+        ) from error

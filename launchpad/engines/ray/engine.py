@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import time
 from typing import Any
 
 from launchpad import errors
@@ -23,8 +24,11 @@ from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import cluster as lp_cluster
 from launchpad.engines.ray import control
+from rl_replicator.processes import ports
 
 _WAIT_MESSAGE_SECS = 10.0
+# Ray has this long to tell the death of a node whose connection has ended, in seconds.
+_TOLD_SECS = 2.0
 
 
 class RayEngine:
@@ -80,14 +84,12 @@ class NodeActor:
     def __repr__(self) -> str:
         return self._name  # Ray prefixes every line that the node prints with it.
 
-    def run(
-        self, spec: node_process.NodeSpec, launcher: tuple[str, int], key: bytes, is_local: bool
-    ) -> int:
+    def run(self, spec: node_process.NodeSpec, launcher: str, key: bytes, is_local: bool) -> int:
         """Runs the node to its end.
 
         Args:
           spec: The node.
-          launcher: Host and port of the launcher's switchboard.
+          launcher: Address of the launcher's switchboard.
           key: Identifies this node to the switchboard.
           is_local: True if all nodes run on the launcher's machine, so that its loopback interface
             is enough.
@@ -204,6 +206,18 @@ class RayWorker(lp_channel.RemoteWorker):
     def _on_call(self, channel: lp_channel.Channel, pid: int) -> None:
         self.pid = pid
         self.attach(channel)
+
+    def _read(self) -> None:
+        super()._read()
+        if not self._is_local:
+            self._thread(self._end_lost, "lost")
+
+    def _end_lost(self) -> None:
+        """Gives up a node whose connection was lost, unless Ray soon tells that it died."""
+        time.sleep(_TOLD_SECS)
+        self.kill()
+        text = f"its machine was silent for {ports.SILENCE_SECONDS:g} s"
+        self.report_end(errors.ExceptionRecord(errors.PROCESS_DIED, text, ""))
 
     def _await_end(self, end: Any) -> None:
         import ray

@@ -26,41 +26,12 @@ def test_every_line_has_a_prefix_and_an_end(capsys):
     assert capsys.readouterr().out == "[a] one\n[a] \n[a] three \ufffd\n[a] four\n"
 
 
-@pytest.fixture
-def copy_parts(capsys):
-    """Returns the lines that are written after each part of the output of a process."""
-
-    def copy_all(*parts):
-        reading, writing = os.pipe()
-        copier = output.LineCopier(output.prefixed(""), {"stdout": os.fdopen(reading, "rb")})
-        found = []
-        for part in parts:
-            os.write(writing, part)
-            copier.drain(timeout=60)
-            found.append(capsys.readouterr().out.splitlines())
-        os.close(writing)
-        copier.drain(timeout=60)
-        return [*found, capsys.readouterr().out.splitlines()]
-
-    return copy_all
-
-
-@pytest.mark.parametrize("form", [b"\r%d/4", b"%d/4\r"])
-def test_a_progress_bar_is_a_line_now_and_then(copy_parts, monkeypatch, form):
-    """It used to be held back, in a growing buffer, until its end."""
-    updates = [form % number for number in (1, 2, 3, 4)]
-    monkeypatch.setattr(output, "_BAR_SECS", 0.0)
-    assert copy_parts(*updates) == [[], ["1/4"], ["2/4"], ["3/4"], ["4/4"]]
-    monkeypatch.setattr(output, "_BAR_SECS", 1e9)
-    assert copy_parts(*updates) == [[], ["1/4"], [], [], ["4/4"]]
-    assert copy_parts(*updates, b" done\r\nnext\n")[-2:] in (
-        [["4/4 done", "next"], []],
-        [[" done", "next"], []],
-    )
-    assert copy_parts(b"".join(updates), b"\r   \rtext\n") == [["3/4"], ["text"], []]
-    assert copy_parts(b"one\r\n\r\ntwo\r", b"\nthree\r") == [["one", ""], ["two"], ["three"]]
-    monkeypatch.setattr(output, "_LINE_BYTES", 8)
-    assert copy_parts(b"12345678", b"9", b"end") == [[], ["123456789"], [], ["end"]]
+def test_of_overwritten_text_the_final_state_is_a_line(capsys, monkeypatch):
+    copy(b"1/2\r2/2\r   \rtext\none\r\n\r\nthree\r", prefix="")
+    assert capsys.readouterr().out == "text\none\n\nthree\n"
+    monkeypatch.setattr(output, "_LINE_BYTES", 8)  # A bar without an end fills no memory.
+    copy(b"1234567\r89", prefix="")
+    assert capsys.readouterr().out == "89\n"
 
 
 @pytest.mark.parametrize("is_chatty", [False, True])
