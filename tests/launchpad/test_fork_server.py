@@ -216,7 +216,6 @@ def test_a_fork_server_that_died_or_froze_is_replaced(tmp_path, monkeypatch):
 def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, is_forked):
     (tmp_path / "odd_module.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(forking, "_preloaded", {})
     lp.preload("odd_module")
     manager = lp.launch(_program(tmp_path / "rows", "one", "two", "three"), "test_mp")
     rows = _described(tmp_path / "rows", 3)

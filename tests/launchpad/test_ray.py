@@ -226,24 +226,23 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
         lp.launch(program, "ray").wait(timeout=60)
 
 
-@pytest.mark.parametrize("is_local", [False, True])
-def test_a_node_whose_machine_falls_silent_is_given_up(monkeypatch, is_local):
+def test_a_node_whose_machine_falls_silent_is_given_up():
     """On this machine, its end is told by Ray alone."""
-    monkeypatch.setattr(engine, "_TOLD_SECS", 0.0)
     ended = []
-    supervisor = types.SimpleNamespace(post_ended=lambda worker, record: ended.append(record))
-    member = lp_member.Member("node", 0, lp.PyNode(print))
-    worker = engine.RayWorker(member, supervisor, None, None, None, is_local)
-    near, far = socket.socketpair()
-    worker.attach(lp_channel.Channel(near))
-    far.close()
-    if is_local:
-        time.sleep(0.3)
-        assert not ended
-    else:
-        wait_until(lambda: ended)
-        assert "its machine was silent for 15 s" in ended[0].message
-    worker.close()
+    supervisor = types.SimpleNamespace(post_ended=lambda *told: ended.append(told))
+    workers = []
+    for label, is_local in (("here", True), ("there", False)):
+        member = lp_member.Member(label, 0, lp.PyNode(print))
+        workers.append(engine.RayWorker(member, supervisor, None, None, None, is_local))
+        near, far = socket.socketpair()
+        workers[-1].attach(lp_channel.Channel(near))
+        far.close()
+    wait_until(lambda: ended)
+    time.sleep(0.3)
+    assert [worker.name for worker, _ in ended] == ["there/0"]
+    assert ended[0][1].message == "its machine was silent for 15 s"
+    for worker in workers:
+        worker.close()
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
