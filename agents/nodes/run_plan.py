@@ -8,7 +8,6 @@ import numpy as np
 import rl_replicator as rr
 from agents.task import Task
 from rl_replicator.errors import ConfigError, check_option
-from rl_replicator.runs.replicas import replicator_name
 
 _GROUP = "multi_worker"
 
@@ -81,8 +80,7 @@ class Replicas:
         """
         processes = learner_processes(text, launch)
         if processes == 1:
-            name = replicator_name(text)
-            return cls(name, 1, rr.make(name).num_replicas, _count_gpus() if gpus is None else gpus)
+            return cls(text, 1, rr.make(text).num_replicas, _count_gpus() if gpus is None else gpus)
         if gpus is None:
             gpus = _count_gpus() // processes
         return cls(_GROUP, processes, group_replicas(processes, gpus), gpus)

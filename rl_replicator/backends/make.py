@@ -19,8 +19,8 @@ def make(name: str) -> replicator.Replicator:
     """Makes a replicator from a string, such as an option of a command line.
 
     Args:
-      name: "single_device", "single_device:xla" (compiled by XLA), "multi_device" (all GPUs;
-        without GPUs, all logical devices of the CPU), "multi_device:2" (two replicas),
+      name: a number of devices; or "single_device", "single_device:xla" (compiled by XLA),
+        "multi_device" (all GPUs; without GPUs, all logical devices of the CPU), "multi_device:2",
         "mesh:data=2,model=2" (with layouts: "mesh:data=2,model=2@first/w=none,model"), "tpu",
         "tpu:grpc://10.0.0.2:8470", "multi_worker", "multi_worker_async" or
         "multi_worker_async:max_staleness=4".
@@ -31,6 +31,8 @@ def make(name: str) -> replicator.Replicator:
     Raises:
       ConfigError: if the name is unknown, or the text after the colon is malformed.
     """
+    if name.isdecimal():
+        name = "single_device" if int(name) == 1 else f"multi_device:{int(name)}"
     kind, colon, argument = name.partition(":")
     if kind not in _BACKENDS or (colon and not argument):
         raise errors.ConfigError(

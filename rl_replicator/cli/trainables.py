@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,8 @@ from rl_replicator.runs.run import SILENT, RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 
 GROUP = "rl_replicator.trainables"
+# What makes a learner of a user's function. By name, because agents do not need it.
+_OF_MODULE = "rl_replicator.learners.command:of_module"
 
 
 class Trainable(Protocol):
@@ -109,9 +112,7 @@ def load(name: str) -> Trainable:
       UsageError: if nothing is registered under that name, or there is no such module.
     """
     if ":" in name:
-        from rl_replicator.learners import command
-
-        return _named(command.of_module(name), name)
+        return _named(pkgutil.resolve_name(_OF_MODULE)(name), name)
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -20,7 +20,6 @@ from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import trackers
 from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
-from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run import SILENT, RunListener, opened
 from rl_replicator.runs.run_directory import (
     LENGTHS,
@@ -359,7 +358,7 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
         tf.config.experimental.enable_op_determinism()
         # With determinism, random ops without a seed raise. Learners set their own seeds later.
         tf.random.set_seed(0)
-    return make(replicator_name(replicas))
+    return make(replicas)
 
 
 def _follow(

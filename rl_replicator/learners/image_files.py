@@ -1,8 +1,7 @@
-"""Files of images: Fashion-MNIST, CIFAR-10, and TFRecord files as of ImageNet or of TFDS."""
+"""Files of images: Fashion-MNIST, CIFAR-10, and TFRecord files as of ImageNet."""
 
 import dataclasses
 import gzip
-import json
 import pickle
 import re
 import struct
@@ -18,7 +17,10 @@ from rl_replicator.errors import UsageError
 # Debian's package of Fashion-MNIST, and the folder that it installs to.
 _DEBIAN_PACKAGE = "dataset-fashion-mnist"
 _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-_IMAGENET_FILES, _IMAGENET_EXAMPLES, _IMAGENET_CLASSES = 1024, 1_281_167, 1000
+_IMAGENET_FILES, _IMAGENET_EXAMPLES = 1024, 1_281_167
+NUM_CLASSES = 1000
+# The features of a record; labels are from 1.
+_IMAGE, _LABEL = "image/encoded", "image/class/label"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Files that are read in parallel.
 CYCLE_LENGTH = 16
@@ -112,18 +114,10 @@ class ImageRecords:
     Attributes:
       files: paths of the files, in order.
       num_examples: number of records in all files.
-      num_classes: number of classes.
-      image_key: name of the feature that holds a JPEG or a PNG.
-      label_key: name of the feature that holds the label.
-      first_label: label that the files give to class 0.
     """
 
     files: tuple[str, ...]
     num_examples: int
-    num_classes: int
-    image_key: str = "image/encoded"
-    label_key: str = "image/class/label"
-    first_label: int = 1
 
     def parse(self, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the encoded image, a scalar string, and its label in [0, K), a scalar int32.
@@ -131,12 +125,11 @@ class ImageRecords:
         Args:
           record: a serialised example, a scalar string.
         """
-        kinds = {self.image_key: tf.string, self.label_key: tf.int64}
+        kinds = {_IMAGE: tf.string, _LABEL: tf.int64}
         features = tf.io.parse_single_example(
             record, {key: tf.io.FixedLenFeature([], kind) for key, kind in kinds.items()}
         )
-        label = tf.cast(features[self.label_key], tf.int32) - self.first_label
-        return features[self.image_key], label
+        return features[_IMAGE], tf.cast(features[_LABEL], tf.int32) - 1
 
 
 def find(folder: Path, split: str) -> ImageRecords:
@@ -146,15 +139,12 @@ def find(folder: Path, split: str) -> ImageRecords:
 
     Args:
       folder: folder of files such as `train-00000-of-01024`, with features `image/encoded` and
-        `image/class/label` (from 1); or a directory that TFDS prepared, with `dataset_info.json`
-        and features `image` and `label` (from 0).
-      split: "train" or "validation". A TFDS directory without "validation" provides "test" instead.
+        `image/class/label` (from 1).
+      split: "train" or "validation".
 
     Raises:
       UsageError: if the folder has no such files, or some of them are missing or damaged.
     """
-    if (folder / "dataset_info.json").is_file():
-        return _find_tfds(folder, split)
     files = _shards(folder, f"{split}-*")
     mean = _IMAGENET_EXAMPLES // _IMAGENET_FILES
     if (split, len(files)) == ("train", _IMAGENET_FILES) and (
@@ -164,29 +154,7 @@ def find(folder: Path, split: str) -> ImageRecords:
     else:
         with futures.ThreadPoolExecutor(CYCLE_LENGTH) as executor:
             count = sum(executor.map(count_records, files))
-    return ImageRecords(_texts(files), count, _IMAGENET_CLASSES)
-
-
-def _find_tfds(folder: Path, split: str) -> ImageRecords:
-    try:
-        splits = json.loads((folder / "dataset_info.json").read_text())["splits"]
-        sizes = {one["name"]: sum(map(int, one.get("shardLengths", []))) for one in splits}
-        features = json.loads((folder / "features.json").read_text())["featuresDict"]["features"]
-        num_classes = int(features["label"]["classLabel"]["numClasses"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"expected dataset_info.json and features.json in {folder} to describe splits and a "
-            f"class label named 'label', got {type(error).__name__}: {error}; prepare the data set "
-            "again"
-        ) from None
-    name = split if sizes.get(split) or split == "train" else "test"
-    if not sizes.get(name):
-        raise UsageError(
-            f"expected a split {name!r} in {folder}, found {', '.join(sizes) or 'none'}; prepare "
-            "the data set again"
-        )
-    files = _shards(folder, f"*-{name}.tfrecord-*")
-    return ImageRecords(_texts(files), sizes[name], num_classes, "image", "label", 0)
+    return ImageRecords(tuple(map(str, files)), count)
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
@@ -199,10 +167,6 @@ def _shards(folder: Path, pattern: str) -> list[Path]:
             f"{len(files)}{f' of {expected}' if files else ''}; name their folder with --data-dir"
         )
     return files
-
-
-def _texts(files: list[Path]) -> tuple[str, ...]:
-    return tuple(map(str, files))
 
 
 def count_records(path: Path) -> int:

@@ -131,6 +131,7 @@ class RecordImages(Images):
     The global batches depend on the number of input pipelines, because each shuffles its own files.
     """
 
+    num_classes = image_files.NUM_CLASSES
     # The usual statistics of ImageNet's training images, in RGB.
     mean = np.array([123.68, 116.78, 103.94], np.float32)
     deviation = np.array([58.39, 57.12, 57.38], np.float32)
@@ -150,7 +151,6 @@ class RecordImages(Images):
         self._folder, self._size, self._seed, self._window = folder, size, seed, window
         self._records = image_files.find(folder, "train")
         self.num_train = self._records.num_examples
-        self.num_classes = self._records.num_classes
         self.image_shape = (size, size, 3)
 
     def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:

@@ -22,7 +22,6 @@ from rl_replicator.learners.contract import (
     are_names_of_a_graph,
 )
 from rl_replicator.replicator import Replicator
-from rl_replicator.step import scaled_losses
 from rl_replicator.step.inputs import InputContext
 
 
@@ -181,8 +180,7 @@ class KerasLearner(Learner):
           The scalars that `train_step` returns.
         """
         self._reset_metrics()
-        with scaled_losses.masked_means(tf.constant(1.0)):  # Replicas have equal batch sizes.
-            found = self._model.train_step(batch)
+        found = self._model.train_step(batch)
         return {name: x for name, x in found.items() if tf.is_tensor(x) and x.shape.rank == 0}
 
     def _reset_metrics(self) -> None:
@@ -232,8 +230,7 @@ class KerasLearner(Learner):
         is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
         self._reset_metrics()
-        with scaled_losses.masked_means(examples):
-            found = self._model.test_step(batch)
+        found = self._model.test_step(batch)
         self._check_figures(found)
         sums = [variable.read_value() for variable in self._metric_variables()]
         sums = [tf.where(examples > 0, x, tf.zeros_like(x)) for x in sums]

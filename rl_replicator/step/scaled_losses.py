@@ -4,7 +4,6 @@ Keras' own losses are means over the replica's batch, which is correct for avera
 """
 
 import contextlib
-import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import tensorflow as tf
 from keras.src.utils import losses_utils
 
 from rl_replicator import errors
-from rl_replicator.collectives import call_log, collectives
+from rl_replicator.collectives import call_log
 
 # Functions that divide a loss by the number of replicas, as (owner, attribute, name).
 _DIVIDING: tuple[tuple[Any, str, str], ...] = (
@@ -24,10 +23,6 @@ _DIVIDING: tuple[tuple[Any, str, str], ...] = (
 )
 _MEANS = (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
 _LOCK = threading.RLock()
-# The argument of `masked_means`, for the replica that is being traced.
-_EXAMPLES: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
-    "examples", default=None
-)
 
 
 @contextlib.contextmanager
@@ -48,7 +43,6 @@ def noted() -> Iterator[None]:
         for owner, attribute, name in _DIVIDING:
             replace(owner, attribute, functools.partial(_noting, name=name))
         replace(tf.keras.losses.Loss, "_get_reduction", _allowing_means)
-        replace(losses_utils, "apply_valid_mask", _counting_all_valid)
         yield
 
 
@@ -70,38 +64,6 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
         return get_reduction(self)
 
     return allowing
-
-
-@contextlib.contextmanager
-def masked_means(examples: tf.Tensor) -> Iterator[None]:
-    """Makes masked Keras losses divide by the number of valid entries of all replicas.
-
-    Args:
-      examples: float32 scalar, number of the replica's examples that count; if it is 0, none of the
-        replica's entries are valid.
-    """
-    token = _EXAMPLES.set(examples)
-    try:
-        yield
-    finally:
-        _EXAMPLES.reset(token)
-
-
-def _counting_all_valid(apply: Callable[..., Any]) -> Callable[..., Any]:
-    def counting(losses: Any, weights: Any, mask: Any, reduction: str) -> Any:
-        examples = _EXAMPLES.get()
-        if examples is None or mask is None or reduction not in _MEANS:
-            return apply(losses, weights, mask, reduction)
-        # Not in the loss' own dtype, because the largest float16 is 65504.
-        mask = tf.cast(mask, tf.float32)
-        valid = tf.reduce_sum(mask) * tf.cast(examples > 0, tf.float32)
-        valid, all_examples = tf.unstack(collectives.all_sum(tf.stack([valid, examples])))
-        own = tf.math.divide_no_nan(valid * examples, all_examples)
-        mask *= tf.math.divide_no_nan(tf.cast(tf.size(mask), tf.float32), own)
-        # With this reduction, Keras does not change the mask.
-        return apply(losses, weights, mask, tf.keras.losses.Reduction.SUM)
-
-    return counting
 
 
 def check(log: call_log.CallLog) -> None:

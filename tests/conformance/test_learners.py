@@ -83,14 +83,13 @@ def test_the_reference_learns(trained, learner):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.parametrize("backend", ["multi_device:2", JOB])
-def test_learners_do_what_they_do_on_one_device(trained, backend, learner):
-    folder = trained(backend) / learner
+def test_learners_do_what_they_do_on_one_device(trained, learner):
+    folder = trained(JOB) / learner
     want, got = variables(trained(REFERENCE) / learner / "end"), variables(folder / "end")
     assert got.keys() == want.keys()
     worst = max(want, key=lambda name: difference(got[name], want[name]))
     found = difference(got[worst], want[worst])
-    print(f"\n| {backend} | {learner} | {found:.1e} | {worst} |")
+    print(f"\n| {learner} | {found:.1e} | {worst} |")
     assert found < TOLERANCE, worst
     figures = trained(REFERENCE) / learner / "figures.json"
     if figures.exists():

@@ -16,6 +16,8 @@ import rl_replicator as rr
         ("single_device", "SingleDeviceReplicator", 1),
         ("single_device:xla", "SingleDeviceReplicator", 1),
         ("multi_device", "MultiDeviceReplicator", 4),
+        ("1", "SingleDeviceReplicator", 1),
+        ("2", "MultiDeviceReplicator", 2),
         ("multi_device:1", "MultiDeviceReplicator", 1),
         ("multi_device:3", "MultiDeviceReplicator", 3),
     ],
@@ -34,7 +36,8 @@ def test_no_strategy_does_what_a_mesh_does():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "single_device:2", "multi_device:", "multi_device:0", "multi_device:2x2", "gpu"]
+    "name",
+    ["", "0", "single_device:2", "multi_device:", "multi_device:0", "multi_device:2x2", "gpu"],
 )
 def test_make_refuses(name):
     with pytest.raises(rr.ConfigError, match="^expected ") as error:

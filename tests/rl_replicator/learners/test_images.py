@@ -63,7 +63,6 @@ def test_files_that_are_missing_or_damaged(tmp_path):
     tiny_images.fashion_mnist(idx)
     tiny_images.cifar(cifar)
     tiny_images.imagenet(records)
-    tfds = tiny_images.tfds(tmp_path)
     none = tmp_path / "none"
     no_harm = lambda: None  # noqa: E731
     harms = [
@@ -94,16 +93,6 @@ def test_files_that_are_missing_or_damaged(tmp_path):
             lambda: (records / "train-00002-of-00004").unlink(),
             lambda: image_files.find(records, "train"),
             "found 3 of 4",
-        ),
-        (
-            lambda: (tfds / "dataset_info.json").write_text('{"splits": [{"name": "train"}]}'),
-            lambda: image_files.find(tfds, "train"),
-            "expected a split 'train' in .*, found train; prepare the data set again",
-        ),
-        (
-            lambda: (tfds / "dataset_info.json").write_text("[]"),
-            lambda: image_files.find(tfds, "train"),
-            "to describe splits and a class label .*, got TypeError.*; prepare the data set again",
         ),
         (
             no_harm,
@@ -173,15 +162,6 @@ def test_records(tmp_path):
         spread = np.abs(found[0].astype(int) - found[1][:, None, None, None])
         assert spread.max() <= 1  # JPEG is lossy.
     np.testing.assert_array_equal(np.sort(evaluated(data, 2, 4)[1]), np.arange(7))
-
-
-def test_tfds_directory(tmp_path):
-    folder = tiny_images.tfds(tmp_path)
-    found = image_files.find(folder, "train")
-    assert (found.num_examples, found.num_classes, len(found.files)) == (6, 37, 2)
-    assert image_files.find(folder, "validation").num_examples == 5  # Its test split.
-    data = images.RecordImages(folder, 8, 1, images.central_window)
-    np.testing.assert_array_equal(np.sort(evaluated(data, 1, 5)[1]), np.arange(1, 6))
 
 
 @pytest.mark.parametrize(("size", "is_imagenet"), [(1251, True), (1252, True), (1250, False)])

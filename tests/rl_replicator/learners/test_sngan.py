@@ -20,7 +20,6 @@ from rl_replicator.learners.sngan import learner as sngan_learner
 from rl_replicator.learners.sngan.learner import SNGANLearner
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_images
 
@@ -44,7 +43,7 @@ def make(folder, replicas=1, **settings):
         "noise_size": 8,
         "samples": 37,
     }
-    replicator = rr.make(replicator_name(str(replicas)))
+    replicator = rr.make(str(replicas))
     learner = SNGANLearner(replicator, SNGANConfig(**(defaults | settings)))
     learner.replicator = replicator
     return learner

@@ -1,7 +1,6 @@
 """Tiny data sets, and a tiny classifier, in the formats of the real ones."""
 
 import gzip
-import json
 import pickle
 import struct
 
@@ -43,7 +42,7 @@ def cifar(folder):
         (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": [number, 9]}))
 
 
-def records(folder, pattern, num_files, count, keys=("image/encoded", "image/class/label")):
+def records(folder, pattern, num_files, count):
     """JPEG images of 40x60, but every third is PNG; image i has brightness i and label i + 1."""
     for file in range(num_files):
         with tf.io.TFRecordWriter(str(folder / pattern.format(file, num_files))) as writer:
@@ -51,8 +50,12 @@ def records(folder, pattern, num_files, count, keys=("image/encoded", "image/cla
                 image = tf.fill([40, 60, 3], tf.constant(i, tf.uint8))
                 encoded = (tf.io.encode_png if i % 3 == 0 else tf.io.encode_jpeg)(image).numpy()
                 features = {
-                    keys[0]: tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
-                    keys[1]: tf.train.Feature(int64_list=tf.train.Int64List(value=[i + 1])),
+                    "image/encoded": tf.train.Feature(
+                        bytes_list=tf.train.BytesList(value=[encoded])
+                    ),
+                    "image/class/label": tf.train.Feature(
+                        int64_list=tf.train.Int64List(value=[i + 1])
+                    ),
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=features))
                 writer.write(example.SerializeToString())
@@ -61,21 +64,6 @@ def records(folder, pattern, num_files, count, keys=("image/encoded", "image/cla
 def imagenet(folder):
     records(folder, "train-{:05d}-of-{:05d}", 4, 24)
     records(folder, "validation-{:05d}-of-{:05d}", 2, 7)
-    return folder
-
-
-def tfds(folder):
-    keys = ("image", "label")
-    records(folder, "pets-train.tfrecord-{:05d}-of-{:05d}", 2, 6, keys)
-    records(folder, "pets-test.tfrecord-{:05d}-of-{:05d}", 1, 5, keys)
-    splits = [
-        {"name": "train", "shardLengths": ["3", "3"]},
-        {"name": "test", "shardLengths": ["5"]},
-    ]
-    (folder / "dataset_info.json").write_text(json.dumps({"name": "pets", "splits": splits}))
-    label = {"classLabel": {"numClasses": "37"}}
-    features = {"featuresDict": {"features": {"image": {}, "label": label}}}
-    (folder / "features.json").write_text(json.dumps(features))
     return folder
 
 
