@@ -1,4 +1,4 @@
-# make install | run | test | quick | test-gpu | stress | check | docs | bench | bench-compare | mutants
+# make install | run | test | quick | test-lower | test-gpu | stress | check | docs | bench | bench-compare | mutants
 # | clean. The first one makes .venv from requirements.lock; nothing else has to be done before.
 # Python 3.11 under another name: make PYTHON=/path/to/python3.11 run
 
@@ -22,7 +22,7 @@ ON_GPU := $(addprefix tests/,conformance $(addprefix agents/,d4pg learning netwo
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: install run test quick test-gpu stress check docs bench bench-compare mutants clean lock wheel-check
+.PHONY: install run test quick test-lower test-gpu stress check docs bench bench-compare mutants clean lock wheel-check
 .DEFAULT_GOAL := test
 
 install: $(STAMP)
@@ -37,6 +37,19 @@ test: $(STAMP)
 quick: WORKERS = 3
 quick: $(STAMP)
 	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
+
+# The lower end of the range of MuJoCo, which hides the pinned one: environments and frames, in a minute.
+# PYTHONPATH=build/lower make run trains with it.
+LOWER_END := build/lower
+test-lower: $(LOWER_END)/complete
+	PYTHONPATH=$(LOWER_END) $(SUITE) -m "not processes and not learning" \
+		tests/environments tests/agents/cli/test_renderer.py \
+		--ignore tests/environments/test_engines.py
+
+$(LOWER_END)/complete: requirements-lower.txt $(STAMP)
+	rm -rf $(LOWER_END)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LOWER_END) -r requirements-lower.txt
+	touch $@
 
 # What computes in the tests' own process, on four parts of the first GPU.
 test-gpu: export RL_REPLICATOR_TEST_GPU = 1

@@ -93,11 +93,21 @@ def import_function(path: str, expected: str) -> Callable[..., Any]:
             ) from None
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if function is None:
-        near = nearest(attribute, vars(module), f"{name}:")
-        raise EnvironmentNameError(f"{expected}, got {path!r}: no function in {name}{near}")
+        raise EnvironmentNameError(
+            f"{expected}, got {path!r}: no function in {name}{_near(attribute, module)}"
+        )
     if not callable(function):
-        raise EnvironmentNameError(f"{expected}, got {path!r}, which is no function: {function!r}")
+        raise EnvironmentNameError(
+            f"{expected}, got {path!r}, which is no function{_near(attribute, module)}"
+        )
     return function
+
+
+def _near(attribute: str, module: Any) -> str:
+    """Returns the functions and classes of a module, without those it imports, of similar names."""
+    name = module.__name__
+    own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == name]
+    return nearest(attribute, own, f"{name}:")
 
 
 def file_hint(path: str) -> str:

@@ -302,11 +302,12 @@ def _seeding(make: Callable[[int], Any], beside: Any, max_steps: int) -> Environ
         again = _played_once(make(1), max_steps, beside)
         later = [_played(beside, max_steps) for _ in range(2)]
     if one != again:
-        return _wrong(
+        return _note(
             "seeding",
-            "two environments with the same seed differ",
-            "draw everything from a generator of its own that is made from the seed, not from the "
-            "global ones of np.random and random",
+            "two environments with the same seed differ, so runs cannot be repeated",
+            "fine if a curriculum counts all episodes; otherwise draw everything from a generator "
+            "of its own that is made from the seed, not from the global ones of np.random and "
+            "random",
         )
     if one == other:
         remedy = "fine for a deterministic environment; otherwise use the seed"

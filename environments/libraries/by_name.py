@@ -92,9 +92,10 @@ def make_gymnasium(name: str) -> Any:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         known = gymnasium.registry
         prefix = f"gym:{module}:" if module else "gym:"
+        remedy = "" if module else "; gym:MODULE:ID first imports the module that registers it"
         raise EnvironmentNameError(
             f"expected the id of a Gymnasium environment after 'gym:', got {identity!r}: "
-            f"{_first_line(error)}{nearest(identifier, known, prefix)}"
+            f"{_first_line(error)}{nearest(identifier, known, prefix) or remedy}"
         ) from None
     with of_user_code(f"the constructor of gym:{name}", "return an environment"):
         try:

@@ -70,12 +70,12 @@ def opengl_disabled() -> Iterator[None]:
         os.environ[VARIABLE] = "disabled"
         try:
             yield
+            _enable_on_demand()
         finally:
             if before is None:
                 del os.environ[VARIABLE]
             else:
                 os.environ[VARIABLE] = before
-        _enable_on_demand()
 
 
 def prepare() -> None:

@@ -134,6 +134,16 @@ def unseeded(seed):
     return _Changed(np.random.randint(2**31))
 
 
+_MADE = itertools.count()
+
+
+def curriculum(seed):
+    """Not wrong: each environment that is made has longer episodes."""
+    environment = good(seed)
+    environment._length = 5 + next(_MADE)
+    return environment
+
+
 def global_generator(seed):
     """Draws from NumPy's global generator, which every new environment seeds again."""
     np.random.seed(seed)

@@ -295,10 +295,13 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
         ("environments/fakes.py:target", "was found .*; name it as in an import, package.module"),
         ("environments.:make", "no module 'environments.' was found"),
         ("environments.fakes:chian", "no function in .*; did you mean environments.fakes:chain?"),
+        ("environments.fakes:n", "no function in environments.fakes; 'rl-"),  # Not np.
+        ("environments.fakes:np", "'environments.fakes:np', which is no function; 'rl-"),
         (f"{FAKE}:make_without_seed", r"callable with seed=...: got an unexpected"),
         ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:tests.environments.odd:tests/Namd-v0", "did you mean gym:.*odd:tests/Named-v0"),
+        ("gym:own/Own-v0", "Namespace own not found.*; gym:MODULE:ID first imports the module th"),
         ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
         ("gym:./file.py:Env-v0", "no module named './file.py'; name it as in an import, package"),
         ("gym:Ant-v3", "gym:Ant-v3 cannot be imported: .*moved.*; install what it needs, or"),
