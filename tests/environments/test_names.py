@@ -223,7 +223,11 @@ def _checked(words):
         ("faulty:bad_close", 1, "WRONG close: RuntimeError: was never open .*; raise nothing in"),
         ("faulty:strict", 0, "ok    seeding: the seed decides"),
         ("faulty:unseeded", 0, "note  seeding: two environments with the same seed differ, so"),
-        ("faulty:global_generator", 0, "note  seeding: two environments .*not from the global ones"),
+        (
+            "faulty:global_generator",
+            0,
+            "note  seeding: two environments .*not from the global ones",
+        ),
         ("faulty:curriculum", 0, "note  seeding: two environments .*; fine if a curriculum counts"),
         (
             "faulty:fading",
