@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent
-from agents.deterministic.node import DeterministicNode
+from agents.deterministic.node import DeterministicNode, OfflineNode
 from agents.nodes.actor import ActorNode
-from agents.nodes.counter import restored_counter
+from agents.nodes.counter import Counter, LearnerCounter, restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.nodes.run_plan import RunPlan
@@ -69,9 +69,7 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
     program = lp.Program("rl-replicator")
 
     with program.group("counter"):
-        counter = program.add_node(
-            lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, **_PATIENT)
-        )
+        counter = program.add_node(_counter(plan))
     with program.group("replay"):
         tables = functools.partial(
             agent.make_tables, plan.replicas.num_replicas, plan.num_replay_shards
@@ -91,22 +89,16 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
                 for _ in range(plan.num_caches)
             ]
 
-    with program.group("actor"):
-        for index in range(plan.num_actors):
-            source = sources[index % len(sources)]
-            program.add_node(
-                lp.PyClassNode(ActorNode, index, agent, plan, replays, source, counter)
-            )
-    with program.group("evaluator"):
-        program.add_node(
-            lp.PyClassNode(
-                EvaluatorNode,
-                agent,
-                plan,
-                learner,
-                counter,
-            )
-        )
+    if plan.num_actors:
+        with program.group("actor"):
+            for index in range(plan.num_actors):
+                source = sources[index % len(sources)]
+                program.add_node(
+                    lp.PyClassNode(ActorNode, index, agent, plan, replays, source, counter)
+                )
+    if plan.is_evaluated:
+        with program.group("evaluator"):
+            program.add_node(lp.PyClassNode(EvaluatorNode, agent, plan, learner, counter))
     return RunProgram(program, counter)
 
 
@@ -115,16 +107,20 @@ def make_deterministic_program(agent: Agent, plan: RunPlan) -> RunProgram:
 
     Args:
       agent: the agent.
-      plan: the run; it has one actor of one environment.
+      plan: the run; it has one actor of one environment, or none.
     """
     program = lp.Program("rl-replicator")
+    node = DeterministicNode if plan.num_actors else OfflineNode
     with program.group("counter"):
-        counter = program.add_node(
-            lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, **_PATIENT)
-        )
+        counter = program.add_node(_counter(plan))
     with program.group("training"):
-        program.add_node(lp.PyClassNode(DeterministicNode, agent, plan, counter))
+        program.add_node(lp.PyClassNode(node, agent, plan, counter))
     return RunProgram(program, counter)
+
+
+def _counter(plan: RunPlan) -> lp.CourierNode:
+    make = Counter if plan.num_actors else LearnerCounter
+    return lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, make, **_PATIENT)
 
 
 def _add_learner(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import dm_env
 import numpy as np
 from acme import specs
 
@@ -23,12 +24,15 @@ class Task:
       wrap: import paths of wrappers, the innermost first.
       time_limit: environment steps after which an episode is truncated; None for no other limit
         than the environment's own.
+      recorded: without a name: the form of recorded steps, see `described`. `make` then returns
+        an environment with their specs that cannot be played.
     """
 
     name: str
     pixels: environments.PixelConfig | None = None
     wrap: tuple[str, ...] = ()
     time_limit: int | None = None
+    recorded: Mapping[str, Any] | None = None
 
     @classmethod
     def stored(cls, identity: Mapping[str, Any]) -> "Task":
@@ -42,11 +46,13 @@ class Task:
         """
         is_pixels = identity.get("pixels") is not None
         plain = stored_part(identity, "pixels", Mapping) if is_pixels else None
+        name = stored_part(identity, "env", str)
         return cls(
-            stored_part(identity, "env", str),
+            name,
             None if plain is None else from_plain(environments.PixelConfig, plain),
             tuple(identity.get("wrap", ())),
             identity.get("time_limit"),
+            None if name else stored_part(identity, "environment", Mapping),
         )
 
     def make(self, seed: int) -> "environments.Environment | environments.PixelEnvironment":
@@ -59,6 +65,8 @@ class Task:
           EnvironmentUsageError: if there is no such environment, or it cannot be rendered in this
             way.
         """
+        if self.recorded is not None:
+            return environments.adapt(_RecordedSpecs(self.recorded), seed)
         return environments.make(self.name, seed, self.pixels, self.wrap, self.time_limit)
 
     def adapt(
@@ -114,3 +122,26 @@ class Task:
     def agent_steps(self, environment_steps: int) -> int:
         """Returns the number of actions in `environment_steps`, rounded up."""
         return -(-environment_steps // self.action_repeat)
+
+
+class _RecordedSpecs(dm_env.Environment):
+    """The specs of recorded steps, without an environment."""
+
+    def __init__(self, form: Mapping[str, Any]):
+        self._form = form
+
+    def observation_spec(self) -> specs.Array:
+        return specs.Array(tuple(self._form["observations"]), np.float32, "observation")
+
+    def action_spec(self) -> specs.BoundedArray:
+        low, high = (np.array(limit) for limit in self._form["action_limits"])
+        return specs.BoundedArray(low.shape, np.float32, low, high, "action")
+
+    def reset(self) -> dm_env.TimeStep:
+        raise UsageError(
+            "expected a run with an environment to play in, got one of --offline without --env; "
+            "play its exported policy in your own environment"
+        )
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        return self.reset()

@@ -162,10 +162,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     Raises:
       UsageError: if there is no such dataset, or it is one of another environment.
     """
-    minari = _minari()
-    with _readable(name):
-        folders = [path for path in (Path(name) / "data", Path(name)) if _is_dataset(path)]
-        data = minari.MinariDataset(folders[0]) if folders else minari.load_dataset(name)
+    data = _opened(name)
     _compare_tasks(name, data, task)
     with task.make(seed=0) as environment:
         action_spec = environment.own_action_spec
@@ -183,12 +180,43 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     return EpisodeDataset(name, data, low, high)
 
 
+def recorded_form(name: str) -> dict[str, Any]:
+    """Returns the form of the steps in a dataset, as `Task.described` does for an environment.
+
+    Args:
+      name: see `open_dataset`.
+
+    Raises:
+      UsageError: if there is no such dataset, or its observations or actions are no Boxes.
+    """
+    data = _opened(name)
+    spaces = {"observations": data.observation_space, "actions": data.action_space}
+    for kind, space in spaces.items():
+        if type(space).__name__ != "Box":
+            raise UsageError(f"expected {kind} in a Box in the dataset {name}, got {space}")
+    low, high = spaces["actions"].low.ravel(), spaces["actions"].high.ravel()
+    return {
+        "observations": [int(np.prod(spaces["observations"].shape))],
+        "action_limits": [low.tolist(), high.tolist()],
+    }
+
+
+def _opened(name: str) -> Any:
+    """Opens a `minari.MinariDataset`."""
+    minari = _minari()
+    with _readable(name):
+        folders = [path for path in (Path(name) / "data", Path(name)) if _is_dataset(path)]
+        return minari.MinariDataset(folders[0]) if folders else minari.load_dataset(name)
+
+
 def _is_dataset(folder: Path) -> bool:
     return (folder / "metadata.json").is_file()
 
 
 def _compare_tasks(name: str, data: Any, task: Task) -> None:
     """Raises UsageError if a dataset names another environment."""
+    if task.recorded is not None:
+        return
     identity = data.storage.metadata.get(METADATA, {}).get("config", {}).get("identity", {})
     if identity:
         own = " in ".join([task.name, *task.wrap])
@@ -227,8 +255,8 @@ def _readable(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UsageError(
-            f"expected --prefill to be a Minari dataset or its folder, found none of the name "
-            f"{name}; 'minari list local' lists those in Minari's folder"
+            f"expected a Minari dataset or its folder, found none of the name {name}; 'minari list "
+            "local' lists those in Minari's folder"
         ) from None
     except Exception as error:  # Minari documents none of its own.
         raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error

@@ -19,15 +19,26 @@ from agents.datasets.minari_files import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
 from agents.replay import stored_tables
 from agents.replay.checkpoint import prefilled
+from agents.replay.local import LocalReplay
 from agents.replay.transitions import TABLE, transitions_per_item
 from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.runs import atomic_file
 
 _SECONDS_TO_CONFIRM = 300.0
 _SCRATCH = ".prefill-"
 
 
+# Changes a table in files, given the limiter that it was made with.
+Limit = Callable[[Any, Any], None]
+
+
 def fill(
-    agent: Agent, dataset: EpisodeDataset, num_replicas: int, num_shards: int, run_dir: Path
+    agent: Agent,
+    dataset: EpisodeDataset,
+    num_replicas: int,
+    num_shards: int,
+    run_dir: Path,
+    limit: Limit,
 ) -> int:
     """Writes the filled tables of all replay servers.
 
@@ -39,6 +50,7 @@ def fill(
       num_replicas: the number of the learner's replicas.
       num_shards: number of replay servers.
       run_dir: directory of the run.
+      limit: `as_if_sampled`, or `unlimited` for a run without actors.
 
     Returns:
       Number of transitions in the tables.
@@ -54,10 +66,10 @@ def fill(
             for shard in range(num_shards):
                 folder = Path(scratch) / "filled" / str(shard)
                 episodes = dataset.episodes(shard, num_shards)
-                held += _fill_server(agent, make_tables, episodes, folder, Path(scratch))
+                held += _fill_server(agent, make_tables, episodes, folder, Path(scratch), limit)
             (Path(scratch) / "filled").rename(prefilled(run_dir))
     except OSError as error:
-        raise cannot_write(f"--prefill: cannot write to {run_dir}: {error}", error) from error
+        raise cannot_write(f"cannot write to {run_dir}: {error}", error) from error
     return held
 
 
@@ -73,6 +85,7 @@ def _fill_server(
     episodes: Iterable[RecordedEpisode],
     folder: Path,
     scratch: Path,
+    limit: Limit,
 ) -> int:
     with stored_tables.served(make_tables(), scratch / f"{folder.name}-empty") as client:
         empty = Path(client.checkpoint())
@@ -85,13 +98,41 @@ def _fill_server(
         # The last item may repeat some.
         held = min(inserted, transitions_per_item(table.signature) * table.current_size)
         filled = Path(client.checkpoint())
-    stored_tables.change(filled, lambda table: _limit(table, limits[table.table_name]))
+    stored_tables.change(filled, lambda table: limit(table, limits[table.table_name]))
     folder.parent.mkdir(exist_ok=True)
     filled.rename(folder)
     return held
 
 
-def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpisode]) -> int:
+def fill_local(agent: Agent, dataset: EpisodeDataset, seed: int, run_dir: Path) -> int:
+    """Writes the filled replay of a deterministic run without actors.
+
+    Args:
+      agent: see `fill`.
+      dataset: see `fill`.
+      seed: the seed of the run.
+      run_dir: directory of the run.
+
+    Returns:
+      Number of transitions in the replay.
+
+    Raises:
+      UsageError: see `fill`.
+    """
+    discard(run_dir)
+    (table,) = agent.make_tables(1)
+    replay = LocalReplay(table.info, seed)
+    inserted = _insert(agent, replay, dataset.episodes())
+    try:
+        with atomic_file.making_folder(prefilled(run_dir)) as folder:
+            (folder / "0").mkdir()
+            replay.save(folder / "0")
+    except OSError as error:
+        raise cannot_write(f"cannot write to {run_dir}: {error}", error) from error
+    return min(inserted, table.info.max_size)
+
+
+def _insert(agent: Agent, client: Any, episodes: Iterable[RecordedEpisode]) -> int:
     """Inserts all steps; returns their number once the server has confirmed them."""
     adder = agent.make_adder(client, lambda seconds: None)
     expected = 0
@@ -105,14 +146,21 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
         raise
     except ValueError as error:  # Perhaps the agent has extras.
         raise UsageError(
-            f"--prefill: expected an agent that learns from recorded steps alone: {error}"
+            f"expected an agent that learns from recorded observations, actions, rewards and "
+            f"discounts alone, got {type(agent).__name__}: {error}"
         ) from error
     finally:
         adder.close()  # Before its server: the destructor of a writer would wait for it.
     return expected
 
 
-def _limit(table: Any, limiter: Any) -> None:
+def unlimited(table: Any, limiter: Any) -> None:
+    """Lets a learner sample a table as often as it can."""
+    del limiter
+    stored_tables.lift_limit(table)
+
+
+def as_if_sampled(table: Any, limiter: Any) -> None:
     """Gives a filled table its limiter, as if its transitions had been sampled as often as due.
 
     They count towards the minimum number of transitions for sampling. Beyond that, only the steps

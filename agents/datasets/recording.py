@@ -71,12 +71,12 @@ class DatasetSummary:
     """A summary of the contents of a dataset.
 
     Attributes:
-      num_steps: actions of all episodes.
+      lengths: actions of each episode.
       returns: the undiscounted return of each episode.
       num_terminated: episodes that ended with a discount of 0.
     """
 
-    num_steps: int
+    lengths: tuple[int, ...]
     returns: tuple[float, ...]
     num_terminated: int
 
@@ -84,8 +84,27 @@ class DatasetSummary:
     def of(cls, episodes: Iterable[RecordedEpisode]) -> "DatasetSummary":
         """Summarises episodes, without keeping them."""
         figures = [(e.num_steps, e.episode_return, e.is_terminated) for e in episodes]
-        steps, returns, terminated = zip(*figures, strict=True) if figures else ((), (), ())
-        return cls(sum(steps), returns, sum(terminated))
+        lengths, returns, terminated = zip(*figures, strict=True) if figures else ((), (), ())
+        return cls(lengths, returns, sum(terminated))
+
+    @property
+    def num_steps(self) -> int:
+        """Actions of all episodes."""
+        return sum(self.lengths)
+
+    @property
+    def lack(self) -> str:
+        """What the data seem to lack, in one line; "" if nothing.
+
+        Episodes that a time limit cuts off are all as long as it.
+        """
+        early = sum(length < max(self.lengths) for length in self.lengths)
+        if self.num_terminated or not early:
+            return ""
+        return (
+            f"{early:,} episodes are shorter than the longest, but none is recorded as terminated: "
+            "if the environment ended them, the agent wrongly expects rewards after their ends"
+        )
 
     def __str__(self) -> str:
         mean, low, high = map(

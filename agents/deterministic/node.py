@@ -1,5 +1,6 @@
-"""The node of a deterministic run: actor, learner and evaluator in one loop."""
+"""The node of a deterministic run: actor, if any, learner and evaluator in one loop."""
 
+import abc
 import contextlib
 import time
 from typing import Any
@@ -17,6 +18,7 @@ from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import finite_state, mark_last_step
+from agents.replay.checkpoint import prefilled
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
@@ -36,20 +38,22 @@ _STEP_REMEDY = (
 )
 
 
-class DeterministicNode:
-    """Takes environment steps and learner steps in turn, at the exact ratio of the replay.
+class TurnsNode(abc.ABC):
+    """Does everything in turn, in one loop.
 
     Nothing depends on time or threads: two runs of the same settings on the same machine end with
-    the same weights, bit for bit, and so does a run that was killed and continued. Actors always
-    have the learner's newest weights.
+    the same weights, bit for bit, and so does a run that was killed and continued.
     """
+
+    _stride = 1
+    """The steps of the run that `_step` takes."""
 
     def __init__(self, agent: Agent, plan: RunPlan, counter: Counter):
         """Builds everything, and restores it if there is a checkpoint.
 
         Args:
           agent: the agent.
-          plan: the run; it has one actor of one environment.
+          plan: the run; it has one actor of one environment, or none.
           counter: writes the metrics.
 
         Raises:
@@ -69,22 +73,12 @@ class DeterministicNode:
             self._learner = agent.make_local_learner(
                 replicator, self._replay, plan.task.agent_steps(plan.total_steps)
             )
-        environment_seed, noise_seed = np.random.SeedSequence([plan.seed, 0]).generate_state(2)
-        noise = np.random.default_rng(int(noise_seed))
         self._steps = counter.environment_steps()
-        exploration = ExplorationContext(noise, lambda: self._steps)
-        self._memory = exploration.memory
-        with random_ops.refused("a policy", "draw them in make_exploration, from context.random"):
-            self._actor = agent.make_actor(
-                self._learner,
-                [agent.make_adder(self._replay, lambda seconds: None)],
-                [exploration],
-            )
         with contextlib.ExitStack() as opened:
-            watch = opened.enter_context(EnvironmentWatch("actor 0", plan))
-            environment = opened.enter_context(watch.make(int(environment_seed)))
-            self._episode = SavedEpisode(environment, self._actor, noise)
-            self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
+            self._open(agent, opened)
+            self._evaluator = (
+                EvaluatorNode(agent, plan, self._learner, counter) if plan.is_evaluated else None
+            )
             self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
             self._unreported = 0
             self._saved_at_step = -1
@@ -97,8 +91,24 @@ class DeterministicNode:
             opened.callback(self._replay.close)
             self._opened = opened.pop_all()
 
+    @abc.abstractmethod
+    def _open(self, agent: Agent, opened: contextlib.ExitStack) -> None:
+        """Makes what the steps come from."""
+
+    @abc.abstractmethod
+    def _step(self) -> None:
+        """Takes a step of the run."""
+
+    @abc.abstractmethod
+    def _report(self, episodes: list[Episode]) -> None:
+        """Tells the counter how many steps were taken."""
+
+    @abc.abstractmethod
+    def _own_parts(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds besides learner and replay."""
+
     def run(self) -> None:
-        """Trains until all environment steps are taken, or the program stops."""
+        """Trains until all steps are taken, or the program stops."""
         with self._opened:
             self._evaluate_if_due()  # The run may have been stopped before it.
             while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
@@ -110,38 +120,28 @@ class DeterministicNode:
             if not lp.stop_event().is_set():
                 self._counter.actor_done(0)
                 self._counter.learner_done()
-                self._evaluator.evaluate(
-                    self._plan.total_steps, self._plan.evaluation.last_episodes
-                )
+                if self._evaluator is not None:
+                    self._evaluator.evaluate(
+                        self._plan.total_steps, self._plan.evaluation.last_episodes
+                    )
                 lp.stop()
 
-    def _step(self) -> None:
-        """Takes one environment step, and all learner steps that it makes due."""
-        timestep = self._episode.step()
-        self._steps += 1
-        self._unreported += 1
-        episodes = []
-        if timestep.last():
-            episode = self._episode
-            episodes.append(Episode(0, episode.episode_return, episode.length))
-        if self._replay.is_call_due():
-            while self._replay.is_call_due():
-                self._replay.feed()
-                self._learner.step()
-            self._actor.update()
-        has_metrics = self._steps % _STEPS_PER_METRICS == 0
+    def _report_if_due(self, episodes: list[Episode]) -> None:
+        has_metrics = self._steps % _STEPS_PER_METRICS < self._stride
         if episodes or has_metrics or time.monotonic() >= self._report_at:
             self._report(episodes)
         if has_metrics:
             self._counter.report_learner(self._learner.num_steps, 0.0, self._metrics())
-        self._evaluate_if_due()
 
     def _evaluate_if_due(self) -> None:
         """Evaluates the policy if an evaluation is due, unless it was done before a stop.
 
         An untrained policy is not evaluated.
         """
-        is_due = self._steps % self._plan.evaluation.every == 0 and self._learner.num_steps > 0
+        if self._evaluator is None:
+            return
+        is_due = self._steps % self._plan.evaluation.every < self._stride
+        is_due = is_due and self._learner.num_steps > 0
         if is_due and 0 < self._steps < self._plan.total_steps:
             self._report([])
             if self._counter.progress().evaluation_step < self._steps:
@@ -150,11 +150,6 @@ class DeterministicNode:
     def _metrics(self) -> dict[str, float]:
         """Returns the metrics of the learner's last call, which may be one before a restore."""
         return self._learner.metrics() or self._restored_metrics
-
-    def _report(self, episodes: list[Episode]) -> None:
-        self._counter.lease(0, self._unreported, 0.0, episodes)
-        self._unreported = 0
-        self._report_at = time.monotonic() + _SECONDS_BETWEEN_REPORTS
 
     def _save(self) -> None:
         """Saves everything that the run depends on.
@@ -195,13 +190,88 @@ class DeterministicNode:
             )
         self._restored_metrics = progress.get("learner_metrics", {})
         self._learner.refresh()
-        self._actor.update()
         self._saved_at_step = self._steps
 
-    def _parts(self) -> dict:
+    def _parts(self) -> dict[str, Any]:
         return {
             "learner": TrackablePart(**self._learner.trackables()),
             "replay": self._replay,
-            "episode": self._episode,
-            "exploration": memory_part(self._memory),
+            **self._own_parts(),
         }
+
+
+class DeterministicNode(TurnsNode):
+    """Takes environment steps and learner steps in turn, at the exact ratio of the replay.
+
+    Actors always have the learner's newest weights.
+    """
+
+    def _open(self, agent: Agent, opened: contextlib.ExitStack) -> None:
+        """Makes what the steps come from: an actor in an environment."""
+        seeds = np.random.SeedSequence([self._plan.seed, 0]).generate_state(2)
+        environment_seed, noise_seed = map(int, seeds)
+        noise = np.random.default_rng(noise_seed)
+        exploration = ExplorationContext(noise, lambda: self._steps)
+        self._memory = exploration.memory
+        with random_ops.refused("a policy", "draw them in make_exploration, from context.random"):
+            self._actor = agent.make_actor(
+                self._learner,
+                [agent.make_adder(self._replay, lambda seconds: None)],
+                [exploration],
+            )
+        watch = opened.enter_context(EnvironmentWatch("actor 0", self._plan))
+        environment = opened.enter_context(watch.make(environment_seed))
+        self._episode = SavedEpisode(environment, self._actor, noise)
+
+    def _step(self) -> None:
+        """Takes one environment step, and all learner steps that it makes due."""
+        timestep = self._episode.step()
+        self._steps += 1
+        self._unreported += 1
+        episodes = []
+        if timestep.last():
+            episode = self._episode
+            episodes.append(Episode(0, episode.episode_return, episode.length))
+        if self._replay.is_call_due():
+            while self._replay.is_call_due():
+                self._replay.feed()
+                self._learner.step()
+            self._actor.update()
+        self._report_if_due(episodes)
+        self._evaluate_if_due()
+
+    def _report(self, episodes: list[Episode]) -> None:
+        self._counter.lease(0, self._unreported, 0.0, episodes)
+        self._unreported = 0
+        self._report_at = time.monotonic() + _SECONDS_BETWEEN_REPORTS
+
+    def _restore(self) -> None:
+        super()._restore()
+        self._actor.update()
+
+    def _own_parts(self) -> dict[str, Any]:
+        return {"episode": self._episode, "exploration": memory_part(self._memory)}
+
+
+class OfflineNode(TurnsNode):
+    """Takes learner steps on recorded transitions; they are the steps of the run."""
+
+    def _open(self, agent: Agent, opened: contextlib.ExitStack) -> None:
+        self._stride = self._replay.steps_per_call
+        folder = prefilled(self._plan.run_dir) / "0"
+        if folder.exists():
+            self._replay.restore(folder)
+
+    def _step(self) -> None:
+        self._replay.feed()
+        self._learner.step()
+        self._steps = min(self._learner.num_steps, self._plan.total_steps)
+        self._report_if_due([])
+        self._evaluate_if_due()
+
+    def _report(self, episodes: list[Episode]) -> None:
+        self._counter.report_learner(self._learner.num_steps, 0.0, {})
+        self._report_at = time.monotonic() + _SECONDS_BETWEEN_REPORTS
+
+    def _own_parts(self) -> dict[str, Any]:
+        return {}

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -405,6 +405,16 @@ class Counter:
         self._writer.write(group, step, values, clocks)
 
 
+class LearnerCounter(Counter):
+    """The counter of a run without actors, whose steps are those of the learner."""
+
+    def report_learner(self, steps: int, waiting: float, metrics: Mapping[str, float]) -> Progress:
+        """Takes the learner's report; see `Counter`."""
+        with self._lock:
+            self._environment_steps = self._granted = min(steps, self._total_steps)
+        return super().report_learner(steps, waiting, metrics)
+
+
 def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     """Returns the newest evaluation in the metrics of a run; None if there is none.
 
@@ -440,12 +450,15 @@ def _best_return(run_dir: Path, best: Checkpointer) -> float:
     return max(map(float, past), default=-math.inf)
 
 
-def restored_counter(run_dir: Path, total_steps: int) -> Counter:
+def restored_counter(
+    run_dir: Path, total_steps: int, make: Callable[..., Counter] = Counter
+) -> Counter:
     """Makes the counter of a run, restored from the newest checkpoint if there is one.
 
     Args:
       run_dir: the run's directory.
       total_steps: environment steps of the whole run.
+      make: the class of the counter.
 
     Raises:
       UsageError: if this machine does not see the run's directory.
@@ -458,4 +471,4 @@ def restored_counter(run_dir: Path, total_steps: int) -> Counter:
     if checkpointer.latest() is not None:
         checkpointer.restore({"progress": JsonPart(dict, state.update)})
     seconds = seconds_taken(run_dir, float(state.get("wall_time", 0.0)))
-    return Counter(run_dir, total_steps, {**state, "wall_time": seconds})
+    return make(run_dir, total_steps, {**state, "wall_time": seconds})

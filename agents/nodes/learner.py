@@ -88,6 +88,8 @@ class LearnerNode:
         self._replays = replays
         self._counter = counter
         self._total_steps = plan.total_steps
+        self._last_step = math.inf if plan.num_actors else plan.total_steps
+        self._is_evaluated = plan.is_evaluated
         self._learner: AgentLearner = agent.make_learner(
             replicator,
             [replay.server_address for replay in replays],
@@ -159,8 +161,9 @@ class LearnerNode:
 
     @property
     def _is_over(self) -> bool:
-        """Whether no actor will insert rows."""
-        return self._steps_done or self._stop.is_set()
+        """Whether no actor will insert rows, or, without actors, all learner steps are taken."""
+        is_last = self._learner.num_steps >= self._last_step
+        return is_last or self._steps_done or self._stop.is_set()
 
     def _poll(self) -> None:
         """Notes ten times a second whether the input is empty, and reports once a second."""
@@ -270,6 +273,7 @@ class LearnerNode:
         Returns:
           False if the counter has fewer environment steps than the run is to have.
         """
+        self._report()  # Without actors, the last learner step is the last of the run.
         give_up_at = math.inf
         while not self._saver.save_last() and time.monotonic() < give_up_at:
             if self._stop.wait(SECONDS_BETWEEN_TRIES):
@@ -281,4 +285,6 @@ class LearnerNode:
         if self._saver.saved_environment_steps < self._total_steps:
             return False
         self._counter.learner_done()
+        if not self._is_evaluated:  # Otherwise, the evaluator ends the program.
+            lp.stop()
         return True

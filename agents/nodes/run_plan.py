@@ -17,7 +17,7 @@ class EvaluationSchedule:
     """When to evaluate, and for how long."""
 
     every: int = 10_000
-    """Environment steps between evaluations."""
+    """Environment steps between evaluations, or learner steps with `--offline`."""
     episodes: int = 3
     """Episodes per evaluation during the run."""
     last_episodes: int = 10
@@ -146,8 +146,9 @@ class RunPlan:
     Attributes:
       task: the environment.
       seed: seed of the run, from which every node derives its own.
-      total_steps: environment steps of the whole run, over all actors.
-      num_actors: number of actors.
+      total_steps: environment steps of the whole run, over all actors; learner steps if there are
+        no actors.
+      num_actors: number of actors; 0 to learn from recorded steps alone.
       envs_per_actor: environments of each actor.
       env_engine: what steps them, see `environments.engines`.
       num_caches: nodes between the learner and the actors that serve its weights.
@@ -176,3 +177,8 @@ class RunPlan:
     keep_checkpoints: int
     profile_steps: str | None
     run_dir: Path
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether there is an environment to evaluate in."""
+        return self.task.recorded is None

@@ -113,7 +113,7 @@ def _card(
     license_name: str | None,
 ) -> Card:
     identity = run.config()["identity"]
-    name, task, wrap = identity["trainable"], policy.task.name, policy.task.wrap
+    name, task, wrap = identity["trainable"], policy.task.name or "recorded steps", policy.task.wrap
     facts = {
         "agent": name,
         "task": task,

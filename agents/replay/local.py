@@ -184,6 +184,11 @@ class LocalReplay:
 
         return input_fn
 
+    @property
+    def steps_per_call(self) -> int:
+        """Learner steps for which `feed` draws batches."""
+        return self._demand.steps_per_call
+
     def is_call_due(self) -> bool:
         """Whether the table has enough rows for the next call of the learner."""
         allowed = (self._num_inserted - self._min_size) * self._samples_per_insert

@@ -32,6 +32,7 @@ class Kind:
 
     preset: str = "default"
     pixels: bool = False
+    offline: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +63,14 @@ class AgentCommand:
         """
         from rl_replicator.cli import options, trainables
 
-        before = Kind(stored.get("preset", Kind.preset), stored.get("pixels", Kind.pixels))
+        names = [field.name for field in dataclasses.fields(Kind)]
+        before = Kind(**{name: stored[name] for name in names if name in stored})
         kind, _ = options.parse_known(before, words)
         trainables.check_kept(stored, dataclasses.asdict(kind))
-        default = self.options_from({"env": "", **stored, **dataclasses.asdict(kind)})
+        default = self.options_from({"env": "any", **stored, **dataclasses.asdict(kind)})
         if "env" not in stored:
-            default = dataclasses.replace(default, env=tyro.MISSING)
+            unset = tyro.MISSING if kind.offline is None else ""
+            default = dataclasses.replace(default, env=unset)
         command, text = f"rl-replicator train {self.name}", self.config.__doc__
         return options.parse(type(default), command, words, default, text)
 

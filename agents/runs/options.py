@@ -25,6 +25,16 @@ _DETERMINISTIC = {
     "profile_steps": None,
     "prefill": None,
 }
+# What `--offline` supports: there are no actors, and all data is in one table.
+_OFFLINE = {
+    "actors": 1,
+    "envs_per_actor": 1,
+    "env_engine": "dm_control",
+    "caches": 0,
+    "replay_shards": 1,
+    "pixels": False,
+    "prefill": None,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +44,10 @@ class AgentOptions:
     preset: str = "default"
     """Initial values of `--agent.*`: `default`, or `paper` for D4PG from state as it was
     published."""
-    env: str
+    env: str = ""
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
-    `dm:locomotion/TASK`, or `package.module:function`."""
+    `dm:locomotion/TASK`, or `package.module:function`. With `--offline`, the environment of the
+    evaluations; without it, nothing is evaluated."""
     env_options: str = ""
     """Options for the constructor of `gym:ID`, as a JSON object, such as '{"g": 9.81}'. They become
     part of the task's name: `gym:Pendulum-v1{"g": 9.81}`."""
@@ -49,7 +60,8 @@ class AgentOptions:
     Its node is restarted; with `--launch threads`, the run is saved and ends."""
     steps: int = 120_000
     """Total number of environment steps (frames of the simulator) of all actors. With `--pixels`,
-    an action lasts `--frame.action-repeat` steps."""
+    an action lasts `--frame.action-repeat` steps. With `--offline`, learner steps, in whole calls
+    of `--agent.steps-per-call`; so are all other steps in options, metrics and results."""
     seed: int = 1
     """Seed of environments, noise, weights and evaluations."""
     actors: int = 1
@@ -73,6 +85,8 @@ class AgentOptions:
     prefill: str | None = None
     """Minari dataset (ID or folder) whose episodes fill the replay before the actors start. They
     count towards `--agent.replay.min-size`, but do not trigger learner steps (docs/data.md)."""
+    offline: str | None = None
+    """Minari dataset (ID or folder) to learn from, without actors (docs/data.md)."""
     launch: Literal["threads", "processes", "ray"] = "threads"
     """Where the nodes run: threads of one process, processes of this machine, or Ray."""
     address: str | None = None
@@ -149,6 +163,14 @@ class AgentOptions:
             for name in ("pixels", "wrap", "time_limit", "deterministic"):
                 option = f"--{name.replace('_', '-')}"
                 check(not getattr(self, name), "env_engine", f"dm_control with {option}")
+        is_named = bool(self.env or self.offline)
+        check_option(is_named, "env", "the name of an environment", self.env or None)
+        if self.offline is not None:
+            for name, value in _OFFLINE.items():
+                check(getattr(self, name) == value, name, f"{value} with --offline")
+        if not self.env:
+            for name in ("env_options", "wrap", "time_limit", "video_every"):
+                check(not getattr(self, name), name, "--env with it")
         is_possible = self.prefill is None or not self.pixels
         check_option(is_possible, "prefill", "no --pixels with it", "--pixels")
         if self.pixels != isinstance(self, PixelAgentOptions):
@@ -159,10 +181,20 @@ class AgentOptions:
 
     @property
     def task(self) -> "Task":
-        """The environment to learn."""
+        """The environment to learn; without one, the form of the recorded steps."""
         from agents.task import Task
 
-        return Task(self._task_name, wrap=self.wrap, time_limit=self.time_limit)
+        recorded = None
+        if not self.env and self.offline is not None:
+            from agents.datasets.minari_files import recorded_form
+
+            recorded = recorded_form(self.offline)
+        return Task(self._task_name, None, self.wrap, self.time_limit, recorded)
+
+    @property
+    def dataset(self) -> str | None:
+        """The dataset with which the run starts, if any."""
+        return self.offline or self.prefill
 
     @property
     def _task_name(self) -> str:
@@ -181,6 +213,7 @@ class AgentOptions:
             "time_limit": self.time_limit,
             "deterministic": self.deterministic,
             "prefill": self.prefill,
+            "offline": self.offline,
             "replay_shards": self.replay_shards,  # Each server restores its own items.
         }
 

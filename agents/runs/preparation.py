@@ -102,7 +102,7 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     """
     task = options.task
     # The dataset of a run that is continued may be gone.
-    inserts = task.agent_steps(options.steps) if options.prefill is None else sys.maxsize
+    inserts = task.agent_steps(options.steps) if options.dataset is None else sys.maxsize
     if task.pixels is not None:  # Drawing may take long, or never return.
         print(f"measuring frames of {task.name}", flush=True)
     size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
@@ -122,7 +122,7 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
 def warn_if_too_short(options: AgentOptions) -> None:
     """Warns of a run that ends before its learner starts."""
     replay = getattr(options.agent, "replay", None)
-    if not isinstance(replay, ReplayConfig) or options.prefill is not None:
+    if not isinstance(replay, ReplayConfig) or options.dataset is not None:
         return
     actions = options.task.agent_steps(options.steps)
     if actions <= replay.min_size:
@@ -153,8 +153,8 @@ class Prefilling:
         self._run = run
         self._dataset: EpisodeDataset | None = None
         # The newest checkpoint may be damaged, which is handled later, under the run's lock.
-        if options.prefill is not None and Checkpointer(run.checkpoints).is_empty:
-            self._dataset = open_dataset(options.prefill, options.task)
+        if options.dataset is not None and Checkpointer(run.checkpoints).is_empty:
+            self._dataset = open_dataset(options.dataset, options.task)
             self._summary = self._dataset.check()
 
     def fill(self, agent: Agent, num_replicas: int) -> None:
@@ -169,12 +169,20 @@ class Prefilling:
         Raises:
           UsageError: see `agents.datasets.prefill.fill`.
         """
-        if self._options.prefill is None:
+        options, path = self._options, self._run.path
+        if options.dataset is None:
             return
         assert self._dataset is not None, "the checkpoints were deleted while the run started"
-        shards = self._options.replay_shards
-        held = prefill.fill(agent, self._dataset, num_replicas, shards, self._run.path)
-        print(f"prefill {self._dataset.name}: {self._summary}; {held:,} transitions", flush=True)
+        limit = prefill.as_if_sampled if options.offline is None else prefill.unlimited
+        if options.deterministic:
+            held = prefill.fill_local(agent, self._dataset, options.seed, path)
+        else:
+            shards = options.replay_shards
+            held = prefill.fill(agent, self._dataset, num_replicas, shards, path, limit)
+        how = "prefill" if options.offline is None else "offline"
+        print(f"{how} {self._dataset.name}: {self._summary}; {held:,} transitions", flush=True)
+        if self._summary.lack:
+            _LOG.warning("%s: %s", self._dataset.name, self._summary.lack)
 
     def close(self) -> None:
         """Deletes the tables once there is a checkpoint."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,12 +33,16 @@ _ROWS_MISSED = 3
 class AgentProgressLine:
     """Shows the progress of a run, with rates over the last seconds."""
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(
+        self, describe: Callable[[Progress, float, float], str], stream: TextIO | None = None
+    ):
         """Draws nothing yet.
 
         Args:
+          describe: makes the text; `describe` or `describe_offline`.
           stream: where to draw. Default: standard error.
         """
+        self._describe = describe
         self._line = ProgressLine(stream)
         self._window = RateWindow()
         self._is_filling = False
@@ -48,7 +53,7 @@ class AgentProgressLine:
         if was_filling and not self._is_filling:
             self._window = RateWindow()  # Actors were faster without the learner.
         self._window.add(time.monotonic(), progress.environment_steps, progress.learner_steps)
-        self._line.show(describe(progress, *self._window.rates()))
+        self._line.show(self._describe(progress, *self._window.rates()))
 
     def close(self) -> None:
         """Ends the line and keeps its last text."""
@@ -66,18 +71,32 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
     Returns:
       The text, without an end of line.
     """
-    parts = []
-    if progress.episode_return is not None:
-        parts.append(f"return {number(progress.episode_return)}")
-    if progress.evaluation_return is not None:
-        evaluation = number(progress.evaluation_return)
-        parts.append(f"evaluation {evaluation} @{progress.evaluation_step:,}")
+    parts = _returns(progress)
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
     parts.append(verdict(progress, is_moving=actor_rate > 0 or learner_rate > 0))
     # The rate while the replay fills is not that of the rest of the run.
     lasting_rate = actor_rate if progress.learner_steps else 0.0
     return progress_text(progress.environment_steps, progress.total_steps, lasting_rate, parts)
+
+
+def describe_offline(progress: Progress, actor_rate: float, learner_rate: float) -> str:
+    """Returns the line of a run without actors, whose steps are the learner's; see `describe`."""
+    del actor_rate
+    parts = [*_returns(progress), f"learner {learner_rate:.0f}/s"]
+    if progress.learner_steps == 0 or progress.steps_done:
+        parts.append("last evaluation" if progress.steps_done else "starting")
+    return progress_text(progress.environment_steps, progress.total_steps, learner_rate, parts)
+
+
+def _returns(progress: Progress) -> list[str]:
+    parts = []
+    if progress.episode_return is not None:
+        parts.append(f"return {number(progress.episode_return)}")
+    if progress.evaluation_return is not None:
+        evaluation = number(progress.evaluation_return)
+        parts.append(f"evaluation {evaluation} @{progress.evaluation_step:,}")
+    return parts
 
 
 def verdict(progress: Progress, is_moving: bool = True) -> str:
@@ -126,7 +145,8 @@ def is_complete(run: RunDirectory, options: AgentOptions) -> bool:
     # More actors may have taken them. The last, repeated actions of each may exceed the steps.
     excess = options.actors * options.task.action_repeat
     target = run.config()["options"].get("steps", steps)
-    if done >= steps and evaluated_at(run) == steps and target <= steps:
+    is_evaluated = not options.env or evaluated_at(run) == steps
+    if done >= steps and is_evaluated and target <= steps:
         return True
     check_option(
         done < steps + excess or target == steps,
@@ -151,17 +171,22 @@ def report(run: RunDirectory, options: AgentOptions, has_times: bool) -> None:
       options: its options.
       has_times: whether it has measured in this start how its time was spent.
     """
+    if not options.env:
+        print(f"trained on {options.offline}; not evaluated, without --env", flush=True)
+        return
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     share = last.get("failed_share", np.nan)
     failed = f", {share:.0%} failed" if np.isfinite(share) else ""
+    taken = f"{last['environment_steps']:,.0f} environment steps, "
+    if options.offline is not None:
+        taken = ""
     print(
         f"evaluation return {number(last['episode_return'])} over {counted(last['episodes'])} "
         f"(min {number(last['episode_return_min'])}, "
         f"median {number(last['episode_return_median'])}, "
         f"max {number(last['episode_return_max'])}{failed}) after "
-        f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
-        f"steps, {clock(last['wall_time'])}",
-        *advise(run.path, options.plain()),
+        f"{taken}{last['learner_steps']:,.0f} learner steps, {clock(last['wall_time'])}",
+        *(advise(run.path, options.plain()) if options.offline is None else ()),
         *(explain(run.path, options.plain()) if has_times else ()),
         sep="\n",
         flush=True,

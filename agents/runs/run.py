@@ -61,7 +61,7 @@ def train(
     if options.deterministic:  # A local replay stores single transitions.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
     root = root / folder_name(source.name)  # `module:command` becomes "module-command".
-    base = f"{folder_name(options.env)}-seed{options.seed}"
+    base = f"{folder_name(options.env or str(options.offline))}-seed{options.seed}"
     identity = {**options.identity, "environment": form}
     with (
         allowing_open_ports(options.open_ports),
@@ -79,7 +79,7 @@ def train(
         with opened(directory, source.name, identity, listener) as run:
             if run.is_continued and results.is_complete(directory, options):
                 print(
-                    f"finished: all {options.steps:,} environment steps of the run in "
+                    f"finished: all {options.steps:,} steps of the run in "
                     f"{directory.path} are done; a larger --steps continues it"
                 )
                 return 0 if run.has_recorded_end else _finish_killed(run, options, prefilling)
@@ -100,7 +100,7 @@ def _plan(options: AgentOptions, replicas: Replicas, directory: RunDirectory) ->
         task=options.task,
         seed=options.seed,
         total_steps=options.steps,
-        num_actors=options.actors,
+        num_actors=options.actors if options.offline is None else 0,
         envs_per_actor=options.envs_per_actor,
         env_engine=options.env_engine,
         num_caches=options.caches,
@@ -125,7 +125,7 @@ def _run(
     described = make(agent, plan)
     # Left by a killed program: the whole run continues from its newest checkpoint.
     shutil.rmtree(program_folder(plan.run_dir), ignore_errors=True)
-    line = AgentProgressLine()
+    line = AgentProgressLine(results.describe if plan.num_actors else results.describe_offline)
     films = Films(directory, options.video_every)
     noted, trained_until = 0, 0.0
     with run.failures_recorded():
@@ -157,8 +157,8 @@ def _run(
             _remove_scratch(directory)
         _tell(listener, evaluations)
     # A run may stop without a signal, if it was launched by a node of a program that stops.
-    is_complete = manager.signal_number is None and (
-        results.evaluated_at(directory) == options.steps
+    is_complete = (
+        manager.signal_number is None and is_saved and results.is_complete(directory, options)
     )
     if noted:
         results.print_goodput(directory, None if is_complete else trained_until)
@@ -175,7 +175,7 @@ def _run(
 def _finish(run: Run, options: AgentOptions, has_times: bool) -> int:
     """Prints and writes the results of a run that has evaluated its last step."""
     results.report(run.directory, options, has_times)
-    if options.video:
+    if options.video and options.env:
         film_at_the_end(run.directory)
     return run.finish(without=part_name(0))  # A replay may have gigabytes.
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import reverb
 
-import environments
 from agents import td3
 from agents.datasets import minari_files, prefill
-from agents.datasets.recording import RecordedEpisode
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay import stored_tables
 from agents.replay.checkpoint import make_server_checkpointer, prefilled
@@ -22,6 +20,7 @@ from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.datasets import random_episodes
 from tests.agents.replay.queue_table import make_table
 
 CHAIN, TARGET = "environments.fakes:chain", "environments.fakes:target"
@@ -39,29 +38,6 @@ CONFIG = td3.command.config(
 @pytest.fixture(autouse=True)
 def minari_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-
-
-def make_dataset(name, env, episodes):
-    """Records random actions."""
-    random = np.random.default_rng(0)
-
-    def play(seed):
-        environment = environments.make(env, seed=seed)
-        steps, actions = [environment.reset()], []
-        while not steps[-1].last():
-            actions.append(random.uniform(-1, 1, 1).astype(np.float32))
-            steps.append(environment.step(actions[-1]))
-        return RecordedEpisode(
-            np.stack([step.observation for step in steps]),
-            np.stack(actions),
-            np.array([step.reward for step in steps[1:]], np.float32),
-            np.array([step.discount for step in steps[1:]], np.float32),
-            seed,
-        )
-
-    played = [play(seed) for seed in range(episodes)]
-    minari_files.write(name, played, {"algorithm_name": "random"})
-    return played
 
 
 def options(run_dir, **changes):
@@ -84,7 +60,7 @@ def fill(name, env, run_dir, config=CONFIG, num_shards=1):
     with RunDirectory(run_dir).opened("td3", chosen.identity):
         RunDirectory(run_dir).describe("td3", chosen.identity, {})
     dataset = minari_files.open_dataset(name, chosen.task)
-    return agent, prefill.fill(agent, dataset, 1, num_shards, run_dir)
+    return agent, prefill.fill(agent, dataset, 1, num_shards, run_dir, prefill.as_if_sampled)
 
 
 def rows(agent, run_dir, shard, count):
@@ -106,7 +82,7 @@ def rows(agent, run_dir, shard, count):
 
 
 def test_rows_are_those_of_actors(tmp_path):
-    (episode,) = make_dataset("a-v0", CHAIN, 1)
+    (episode,) = random_episodes.make_dataset("a-v0", CHAIN, 1)
     agent, held = fill("a-v0", CHAIN, tmp_path / "run")
     assert held == 10
     found = rows(agent, tmp_path / "run", 0, 10)
@@ -122,7 +98,7 @@ def test_rows_are_those_of_actors(tmp_path):
 
 
 def test_the_last_item_repeats_some_transitions_that_do_not_count(tmp_path):
-    (episode,) = make_dataset("a-v0", CHAIN, 1)
+    (episode,) = random_episodes.make_dataset("a-v0", CHAIN, 1)
     replay = dataclasses.replace(CONFIG.replay, transitions_per_item=4)
     config = dataclasses.replace(CONFIG, replay=replay)
     agent, held = fill("a-v0", CHAIN, tmp_path / "run", config)
@@ -134,7 +110,7 @@ def test_the_last_item_repeats_some_transitions_that_do_not_count(tmp_path):
 
 def test_shards_get_equally_many_steps(tmp_path):
     """Actors that feed a fuller shard would wait for those of the others."""
-    played = make_dataset("a-v0", CHAIN, 4)
+    played = random_episodes.make_dataset("a-v0", CHAIN, 4)
     agent, held = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
     assert held == 40
     for shard in (0, 1):
@@ -146,7 +122,7 @@ def test_shards_get_equally_many_steps(tmp_path):
 
 @pytest.mark.parametrize(("episodes", "sampled"), [(15, 16 * (300 - 200)), (5, 0)])
 def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_path):
-    make_dataset("a-v0", TARGET, episodes)
+    random_episodes.make_dataset("a-v0", TARGET, episodes)
     agent, _ = fill("a-v0", TARGET, tmp_path / "run")
     (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
     own = agent.make_tables(1)[0].info.rate_limiter_info
@@ -158,7 +134,7 @@ def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_
 
 
 def test_a_small_table_keeps_the_newest(tmp_path):
-    played = make_dataset("a-v0", TARGET, 15)
+    played = random_episodes.make_dataset("a-v0", TARGET, 15)
     replay = dataclasses.replace(CONFIG.replay, max_size=250)
     agent, _ = fill("a-v0", TARGET, tmp_path / "run", dataclasses.replace(CONFIG, replay=replay))
     (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
@@ -180,7 +156,7 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(root))
-        make_dataset("a-v0", TARGET, 20)
+        random_episodes.make_dataset("a-v0", TARGET, 20)
     folder = root / "a-v0"
     assert td3.command.train(options(root / "run", prefill=str(folder))) == 0
     shutil.rmtree(folder)  # It is no longer needed.
@@ -221,13 +197,9 @@ def test_a_run_never_takes_the_data_again(trained, tmp_path):
 
 
 def test_bad_data_ends_before_the_run_begins(tmp_path):
-    make_dataset("a-v0", CHAIN, 1)
+    random_episodes.make_dataset("a-v0", CHAIN, 1)
     for name, changes, message in (
-        (
-            "b-v0",
-            {},
-            "expected --prefill to be a Minari dataset or its folder, found none of the name b-v0",
-        ),
+        ("b-v0", {}, "expected a Minari dataset or its folder, found none of the name b-v0"),
         ("a-v0", {"env": "cartpole:swingup"}, "expected observations in a Box of 5 numbers"),
         ("a-v0", {"deterministic": True}, "--prefill: expected None with --deterministic"),
     ):

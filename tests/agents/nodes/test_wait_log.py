@@ -82,7 +82,7 @@ def test_rates_begin_anew_with_the_first_learner_step(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
     stream.isatty = lambda: True
-    line = AgentProgressLine(stream)
+    line = AgentProgressLine(describe, stream)
     for second, steps, learner_steps in [(0, 0, 0), (1, 4000, 0), (2, 5000, 10), (3, 5200, 210)]:
         clock[0] = second
         line.show(make_progress(environment_steps=steps, learner_steps=learner_steps))
