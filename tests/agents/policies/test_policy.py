@@ -144,7 +144,7 @@ def test_a_run_without_a_best_checkpoint_says_so(run_dir):
 
 def test_a_directory_is_enough_to_go_on(run_dir, capsys):
     status, out, _ = command(capsys, "train", "--run-dir", run_dir)
-    assert status == 0 and out.startswith("finished: all 600 environment steps")
+    assert status == 0 and out.startswith("finished: all 600 steps of the run")
     assert command(capsys, "train", "--run-dir", run_dir, "--steps", 800)[0] == 0
     assert progress(run_dir / "checkpoints")["environment_steps"] == 800
     options = json.loads((run_dir / "config.json").read_text())["options"]

@@ -183,7 +183,7 @@ def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, ca
         progress["learner_steps"], {"progress": JsonPart(lambda: progress, lambda _: None)}
     )
     assert d4pg.command.train(options(run_dir)) == 0
-    assert capsys.readouterr().out.startswith("finished: all 1,000 environment steps")
+    assert capsys.readouterr().out.startswith("finished: all 1,000 steps of the run")
     with pytest.raises(UsageError, match="--steps: expected at least 1,030, which the run in"):
         d4pg.command.train(options(run_dir, steps=1010))
     evaluations = run_dir / "metrics" / "evaluator.csv"
