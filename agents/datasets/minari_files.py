@@ -255,8 +255,8 @@ def _readable(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UsageError(
-            f"expected a Minari dataset or its folder, found none of the name {name}; 'minari list "
-            "local' lists those in Minari's folder"
+            f"expected --prefill or --offline to be a Minari dataset or its folder, found none of "
+            f"the name {name}; 'minari list local' lists those in Minari's folder"
         ) from None
     except Exception as error:  # Minari documents none of its own.
         raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error

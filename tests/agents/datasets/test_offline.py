@@ -120,7 +120,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(dataset, tmp_p
 
 def test_what_cannot_be_learned_is_refused_in_one_line(dataset, tmp_path):
     for options, message in (
-        ({"offline": "b-v0"}, "expected a Minari dataset or its folder, found none of the name b"),
+        ({"offline": "b-v0"}, "to be a Minari dataset or its folder, found none of the name b"),
         ({"offline": dataset, "env": "cartpole:swingup"}, "observations in a Box of 5 numbers"),
         ({"offline": dataset, "env": TARGET, "actors": 2}, "--actors: expected 1 with --offline"),
         ({"offline": dataset, "wrap": ["a:b"]}, "--wrap: expected --env with it"),

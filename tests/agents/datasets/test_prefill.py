@@ -199,7 +199,7 @@ def test_a_run_never_takes_the_data_again(trained, tmp_path):
 def test_bad_data_ends_before_the_run_begins(tmp_path):
     random_episodes.make_dataset("a-v0", CHAIN, 1)
     for name, changes, message in (
-        ("b-v0", {}, "expected a Minari dataset or its folder, found none of the name b-v0"),
+        ("b-v0", {}, "to be a Minari dataset or its folder, found none of the name b-v0"),
         ("a-v0", {"env": "cartpole:swingup"}, "expected observations in a Box of 5 numbers"),
         ("a-v0", {"deterministic": True}, "--prefill: expected None with --deterministic"),
     ):
