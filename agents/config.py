@@ -121,8 +121,8 @@ class NoiseSettings(Settings):
     It keeps a policy away from the limits of the action
     (`agents.networks.actor_critic.preactivation_penalty`)."""
     exploration: str = "gaussian"
-    """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
-    (`agents.acting.exploration`)."""
+    """`gaussian`, `pink` (correlated over time), `held` (each draw lasts 1 to 16 actions), `none`,
+    or the import path of a function (`agents.acting.exploration`)."""
     exploration_random_steps: int = 0
     """Environment steps, over all actors, before the policy acts; until then, actions are random,
     each held for 8 steps on average."""

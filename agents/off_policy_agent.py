@@ -24,12 +24,19 @@ from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings, PixelSettings
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.learning.targets import PolicyAverage, average_name, update_targets
+from agents.learning.value_scale import ReturnScale, unscaled
 from agents.learning.weights import check_same_names, check_same_results
-from agents.networks.actor_critic import ActorCritic, DeterministicPolicy, inverting_tanh
+from agents.networks.actor_critic import (
+    ActorCritic,
+    DeterministicPolicy,
+    ScalarCritic,
+    TwinCritic,
+    inverting_tanh,
+)
 from agents.networks.mlp import CriticTorso, find_torso
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
-from agents.replay.adder import NStepTransitionAdder
+from agents.replay.adder import NStepTransitionAdder, ReturnAdder
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
@@ -52,9 +59,6 @@ class OffPolicyAgent(abc.ABC):
 
     is_discrete = False
     """Whether it acts by discrete actions."""
-    extras_spec: Any = ()
-    adder_type: type[NStepTransitionAdder] = NStepTransitionAdder
-    """Nest of float32 `specs.Array` that actors record with each action for the learner."""
 
     def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
         """Stores the config and the specs, and checks that they fit each other.
@@ -74,6 +78,25 @@ class OffPolicyAgent(abc.ABC):
     def initial_priority(self) -> float:
         """Priority of a transition that the learner has not seen."""
         return 1.0
+
+    @property
+    def follows_returns(self) -> bool:
+        """Whether the learner divides rewards by the spread of the returns."""
+        return getattr(self.config, "value_scale", None) == "returns"
+
+    @property
+    def extras_spec(self) -> Any:
+        """Nest of float32 `specs.Array` that actors record with each action for the learner.
+
+        By default, the discounted rewards so far if the learner `follows_returns`, which the adder
+        computes.
+        """
+        return ReturnAdder.SPEC if self.follows_returns else ()
+
+    @property
+    def adder_type(self) -> type[NStepTransitionAdder]:
+        """The adder that stores them."""
+        return ReturnAdder if self.follows_returns else NStepTransitionAdder
 
     @property
     def discount(self) -> float:
@@ -113,6 +136,10 @@ class OffPolicyAgent(abc.ABC):
           total_steps: approximate number of learner steps of the whole run, for schedules.
         """
 
+    def make_scale(self) -> Callable[[Any], tf.Tensor]:
+        """Makes the function from the extras of a batch to the number that divides its rewards."""
+        return ReturnScale() if self.follows_returns else unscaled
+
     # Networks.
 
     def make_policy(self, name: str) -> snt.Module:
@@ -137,6 +164,10 @@ class OffPolicyAgent(abc.ABC):
         return CriticTorso(
             config.critic_layers, self.observations.feature_size, find_torso(config.torso)
         )
+
+    def make_twin_critic(self, name: str) -> TwinCritic:
+        """Makes two unbuilt critics: ([B, F] features, [B, A] actions) -> [B, 2] values."""
+        return TwinCritic(lambda which: ScalarCritic(self.make_critic_torso, which), name)
 
     def make_acting_networks(self) -> dict[str, snt.Module]:
         """Makes and builds the networks that an actor needs, by name.

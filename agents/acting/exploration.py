@@ -19,6 +19,7 @@ from rl_replicator.errors import ConfigError
 
 Exploration = Callable[[np.ndarray], np.ndarray]
 _NUM_PROCESSES = 10  # Of pink noise.
+_MOST_HELD = 16  # Actions for which noise is held.
 
 
 class RandomActions:
@@ -97,6 +98,32 @@ def pink(config: NoiseSettings, context: ExplorationContext) -> Exploration:
     return explore
 
 
+def held(config: NoiseSettings, context: ExplorationContext) -> Exploration:
+    """Gaussian noise that is drawn once for k actions, P(k) ~ k**-2, k = 1 .. 16.
+
+    The noise repetition of FlashSAC (Kim et al. 2026, arXiv:2604.04539): most noise changes at
+    once, and some lasts long enough to move a body. The memory keeps it: "held" -> the noise
+    without its scale, [A] float32, and the number of further actions that it is held for.
+
+    Args:
+      config: settings of the agent.
+      context: the context of one environment.
+    """
+    sigma, random, memory = make_sigma(config, context), context.random, context.memory
+    lengths = np.arange(1, _MOST_HELD + 1)
+    cumulative = np.cumsum(lengths**-2.0)
+
+    def explore(action: np.ndarray) -> np.ndarray:
+        noise, left = memory.get("held", (None, 0))
+        if left == 0:
+            noise = random.standard_normal(action.shape, np.float32)
+            left = 1 + int(np.searchsorted(cumulative, random.uniform(0, cumulative[-1])))
+        memory["held"] = [noise, left - 1]
+        return action + np.float32(sigma()) * noise
+
+    return explore
+
+
 def none(config: NoiseSettings, context: ExplorationContext) -> Exploration:
     """No exploration; see `gaussian` for the arguments."""
     del config, context
@@ -128,7 +155,7 @@ def make_sigma(config: NoiseSettings, context: ExplorationContext) -> Callable[[
     return sigma
 
 
-EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}
+EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "held": held, "none": none}
 
 
 def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Exploration:

@@ -1,7 +1,6 @@
 """D4PG: its networks and its learner, on top of the parts that off-policy agents share."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import sonnet as snt
@@ -11,10 +10,10 @@ import rl_replicator as rr
 from agents.d4pg.config import MAX_RETURN
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import CriticLoss, find_critic_loss
-from agents.learning.value_scale import BOUND, ReturnScale
+from agents.learning.value_scale import BOUND
+from agents.networks.actor_critic import TwinCritic
 from agents.networks.mlp import CriticTorso
 from agents.off_policy_agent import OffPolicyAgent
-from agents.replay.adder import NStepTransitionAdder, ReturnAdder
 from rl_replicator.errors import ConfigError
 
 # How much the initial logits fall from atom to atom, away from a return of 0: steep enough for a
@@ -93,16 +92,6 @@ class D4PG(OffPolicyAgent):
         is_bounded = abs(low) <= MAX_RETURN and abs(high) <= MAX_RETURN
         return self.config.value_scale == "returns" or not is_bounded
 
-    @property
-    def extras_spec(self) -> Any:
-        """The discounted rewards so far, if the learner needs them."""
-        return ReturnAdder.SPEC if self.follows_returns else ()
-
-    @property
-    def adder_type(self) -> type[NStepTransitionAdder]:  # type: ignore[override]
-        """The adder that stores them."""
-        return ReturnAdder if self.follows_returns else NStepTransitionAdder
-
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
         super().check_config()
@@ -125,7 +114,7 @@ class D4PG(OffPolicyAgent):
             augment=self.observations.augment,
             replicator=replicator,
             critic_loss=self.make_critic_loss(),
-            scale=ReturnScale() if self.follows_returns else lambda extras: tf.ones([]),
+            scale=self.make_scale(),
         )
 
     def atoms(self) -> np.ndarray:
@@ -174,5 +163,8 @@ class D4PG(OffPolicyAgent):
         is_uniform = self.config.critic_prior == "uniform"
         return np.zeros_like(atoms) if is_uniform else logits_around_zero(atoms)
 
-    def _make_critic(self, name: str) -> CategoricalCritic:
-        return CategoricalCritic(self.make_critic_torso, self._prior_logits(), name)
+    def _make_critic(self, name: str) -> snt.Module:
+        def make(name: str) -> snt.Module:
+            return CategoricalCritic(self.make_critic_torso, self._prior_logits(), name)
+
+        return make(name) if self.config.num_critics == 1 else TwinCritic(make, name)

@@ -33,6 +33,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     n_step: int = 3
     """Number of rewards in a return before it bootstraps. The paper uses 5, with an eighth of the
     samples for each environment step."""
+    num_critics: Literal[1, 2] = 1
+    """2: of two critics, the one with the smaller mean makes targets and trains the policy, as in
+    TD3; a learner step takes longer. The paper has one."""
     num_atoms: int = 51
     """Atoms of the return distribution."""
     value_min: float | None = None

@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
-from agents.learning import diagnostics
+from agents.learning import diagnostics, value_scale
 from agents.learning.losses import normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
@@ -102,19 +102,20 @@ class D4PGLearner(tf.Module):
 
         # The bootstrap distribution, from the target networks.
         s_t = target.encoder(o_t)  # [B, F]
-        target_logits = target.critic(s_t, target.policy(s_t))  # [B, Z]
-        target_probs = tf.nn.softmax(target_logits)
+        target_logits = target.critic(s_t, target.policy(s_t))  # [B, Z], or [B, 2, Z] of a pair
+        target_probs = tf.nn.softmax(losses.pessimistic(target_logits, self._atoms))  # [B, Z]
 
         with tf.GradientTape() as critic_tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
-            logits_tm1 = online.critic(s_tm1, a_tm1)  # [B, Z]
-            td_losses, td_targets = self._critic_loss(
-                logits_tm1, r_t / scale, d_t, target_probs, self._atoms
-            )  # [B], [B, Z]
+            logits_tm1 = online.critic(s_tm1, a_tm1)  # [B, Z] or [B, 2, Z]
+            td = [
+                self._critic_loss(logits, r_t / scale, d_t, target_probs, self._atoms)
+                for logits in losses.each_critic(logits_tm1)
+            ]  # [B] and [B, Z] of each critic
             weights = normalized_weights(
                 sample, config.replay, self.num_steps, self._total_steps
             )  # [B]
-            critic_loss = tf.reduce_mean(weights * td_losses)
+            critic_loss = tf.reduce_mean(weights * tf.add_n([loss for loss, _ in td]))
 
         # The policy follows dQ/da. Its gradients are those of its own variables alone, so its loss
         # trains neither the critic nor the encoder. Other terms of its loss are added to `penalty`.
@@ -124,7 +125,8 @@ class D4PGLearner(tf.Module):
             penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
         with tf.GradientTape(watch_accessed_variables=False) as action_tape:
             action_tape.watch(action)
-            probs = tf.nn.softmax(online.critic(s_tm1, action))  # [B, Z]
+            logits = losses.pessimistic(online.critic(s_tm1, action), self._atoms)  # [B, Z]
+            probs = tf.nn.softmax(logits)  # [B, Z]
             q = tf.linalg.matvec(probs, self._atoms)  # [B]
         dq_da = losses.action_gradient(
             action_tape.gradient(q, action), config.max_action_gradient_norm
@@ -145,7 +147,7 @@ class D4PGLearner(tf.Module):
         update_targets(target, online, config.target_update_rate, is_due)
 
         edge_low, edge_high = losses.edge_mass(probs)
-        priorities = losses.kl_priorities(td_losses, td_targets)
+        priorities = tf.reduce_max([losses.kl_priorities(*of_critic) for of_critic in td], axis=0)
         return StepOutput(
             keys=sample.keys,
             priorities=priorities,
@@ -154,7 +156,7 @@ class D4PGLearner(tf.Module):
                 "q_mean": scale * tf.reduce_mean(q),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
-                **({} if isinstance(extras, tuple) else {"return_scale": scale}),
+                **value_scale.metrics(self._scale, scale),
                 **diagnostics.step_metrics(
                     critic_gradients,
                     online.critic_variables,

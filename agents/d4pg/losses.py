@@ -65,6 +65,35 @@ def project_categorical(r_t, d_t, probs_t, atoms):
     return tf.reshape(projected, [-1, num_atoms + 1])[:, :num_atoms]  # [B, Z]
 
 
+def each_critic(logits):
+    """Returns the logits of each critic, a list of [B, Z], given [B, Z] or those of two [B, 2, Z].
+
+    Args:
+      logits: float32.
+    """
+    return [logits] if logits.shape.rank == 2 else tf.unstack(logits, axis=1)
+
+
+def pessimistic(logits, atoms):
+    """Chooses the distribution with the smaller mean, per example.
+
+    The clipped pair of Fujimoto et al. 2018 (TD3, equation 10) for distributions, as in FastTD3
+    (Seo et al. 2025, arXiv:2505.22642).
+
+    Args:
+      logits: [B, Z] float32 of one critic, or [B, 2, Z] of two.
+      atoms: [Z] float32 support of both.
+
+    Returns:
+      [B, Z] float32 logits.
+    """
+    if logits.shape.rank == 2:
+        return logits
+    first, second = each_critic(logits)
+    means = [tf.linalg.matvec(tf.nn.softmax(x), atoms) for x in (first, second)]  # [B] each
+    return tf.where((means[0] <= means[1])[:, None], first, second)
+
+
 def categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms):
     """Cross-entropy of the critic to the projected n-step target, per example.
 

@@ -1,5 +1,7 @@
 """Rewards in units of the spread of the returns, for critics whose values must stay in a range."""
 
+from typing import Any
+
 import tensorflow as tf
 
 import rl_replicator as rr
@@ -9,6 +11,22 @@ from agents.networks.encoders import RunningNormalization
 BOUND = 5.0
 # Before the first reward, all returns are 0.
 _LEAST = 1e-8
+
+
+def unscaled(extras: Any) -> tf.Tensor:
+    """Returns 1, the scale of rewards that are left as they are."""
+    del extras
+    return tf.ones([])
+
+
+def metrics(of_extras: Any, scale: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the scale as a metric, if rewards are scaled.
+
+    Args:
+      of_extras: `unscaled` or a `ReturnScale`.
+      scale: its result.
+    """
+    return {} if of_extras is unscaled else {"return_scale": scale}
 
 
 class ReturnScale(tf.Module):

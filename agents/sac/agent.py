@@ -10,7 +10,6 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.learning.losses import TDLoss, find_td_loss
-from agents.networks.actor_critic import TwinCritic
 from agents.networks.mlp import MakeTorso, find_torso, hidden, layer_norm_mlp
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.learner import SACLearner, Target
@@ -101,7 +100,7 @@ class SAC(OffPolicyAgent):
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> SACLearner:
         """See `OffPolicyAgent`."""
-        online, target = self.make_networks(lambda name: TwinCritic(self.make_critic_torso, name))
+        online, target = self.make_networks(self.make_twin_critic)
         return SACLearner(
             self.config,
             online=online,
@@ -110,4 +109,5 @@ class SAC(OffPolicyAgent):
             augment=self.observations.augment,
             replicator=replicator,
             td_loss=self.make_td_loss(),
+            scale=self.make_scale(),
         )

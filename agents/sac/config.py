@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from agents.config import OffPolicyConfig, PixelSettings
 
@@ -27,6 +28,10 @@ class SACConfig(OffPolicyConfig):
     target_update_rate: float = 0.01
     """tau: how far an update moves the target networks towards the online networks. The paper uses
     0.005, with four times as many learner steps for each environment step."""
+    value_scale: Literal["none", "returns"] = "none"
+    """`returns`: divide rewards by the spread of the returns seen so far, for rewards whose size is
+    far from 1 (`agents.learning.value_scale`). The temperature, and the metric of this
+    name, are then in units of the divided rewards."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.losses`)."""

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import diagnostics
+from agents.learning import diagnostics, value_scale
 from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
@@ -46,6 +46,7 @@ class SACLearner(tf.Module):
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
         td_loss: TDLoss,
+        scale: Callable[[Any], tf.Tensor],
     ):
         """Makes the optimizers and the temperature.
 
@@ -57,10 +58,12 @@ class SACLearner(tf.Module):
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
           td_loss: TD errors [B, 2] -> losses [B, 2].
+          scale: the extras of a batch -> a scalar by which rewards are divided.
         """
         super().__init__(name="sac")
         self._config = config
         self._td_loss = checked_td_loss(td_loss)
+        self._scale = scale
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()
@@ -104,14 +107,15 @@ class SACLearner(tf.Module):
           The new priorities and the metrics.
         """
         config, online = self._config, self.online
-        o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1, a_tm1, r_t, d_t, o_t, extras = sample.transition
+        scale = self._scale(extras)
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
         temperature = tf.exp(self.log_temperature)
 
         a_t, log_prob_t = self._sample_action(online.encoder(o_t), stream=2)  # [B, A], [B]
         q_t = self.target.critic(self.target.encoder(o_t), a_t)  # [B, 2]
-        target_t = losses.soft_target(r_t, d_t, q_t, log_prob_t, temperature)  # [B]
+        target_t = losses.soft_target(r_t / scale, d_t, q_t, log_prob_t, temperature)  # [B]
 
         with tf.GradientTape() as critic_tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
@@ -149,7 +153,8 @@ class SACLearner(tf.Module):
             metrics={
                 "critic_loss": critic_loss,
                 # Not `q_mean`, which is compared with returns: this one counts entropy as reward.
-                "soft_q_mean": tf.reduce_mean(q_tm1),
+                "soft_q_mean": scale * tf.reduce_mean(q_tm1),
+                **value_scale.metrics(self._scale, scale),
                 "entropy": -tf.reduce_mean(log_prob_tm1),
                 "temperature": temperature,
                 **diagnostics.step_metrics(

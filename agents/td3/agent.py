@@ -2,7 +2,6 @@
 
 import rl_replicator as rr
 from agents.learning.losses import TDLoss, find_td_loss
-from agents.networks.actor_critic import TwinCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.td3.learner import TD3Learner
 
@@ -21,7 +20,7 @@ class TD3(OffPolicyAgent):
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> TD3Learner:
         """See `OffPolicyAgent`."""
-        online, target = self.make_networks(lambda name: TwinCritic(self.make_critic_torso, name))
+        online, target = self.make_networks(self.make_twin_critic)
         return TD3Learner(
             self.config,
             online=online,
@@ -30,4 +29,5 @@ class TD3(OffPolicyAgent):
             augment=self.observations.augment,
             replicator=replicator,
             td_loss=self.make_td_loss(),
+            scale=self.make_scale(),
         )

@@ -46,6 +46,9 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Standard deviation of the noise that smooths the target policy."""
     target_noise_clip: float = 0.5
     """Maximum absolute value of that noise."""
+    value_scale: Literal["none", "returns"] = "none"
+    """`returns`: divide rewards by the spread of the returns seen so far, for rewards whose size is
+    far from 1 (`agents.learning.value_scale`)."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.losses`)."""

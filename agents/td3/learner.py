@@ -1,12 +1,13 @@
 """The learner's variables and one step of TD3, written for a single device."""
 
 from collections.abc import Callable
+from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import diagnostics
+from agents.learning import diagnostics, value_scale
 from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
@@ -33,6 +34,7 @@ class TD3Learner(tf.Module):
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
         td_loss: TDLoss,
+        scale: Callable[[Any], tf.Tensor],
     ):
         """Makes the optimizers.
 
@@ -44,11 +46,13 @@ class TD3Learner(tf.Module):
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
           td_loss: TD errors [B, 2] -> losses [B, 2].
+          scale: the extras of a batch -> a scalar by which rewards are divided.
         """
         super().__init__(name="td3")
         check_deterministic(online.policy)
         self._config = config
         self._td_loss = checked_td_loss(td_loss)
+        self._scale = scale
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()
@@ -84,11 +88,12 @@ class TD3Learner(tf.Module):
           The new priorities and the metrics.
         """
         config, online = self._config, self.online
-        o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1, a_tm1, r_t, d_t, o_t, extras = sample.transition
+        scale = self._scale(extras)
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
         a_t, q_t = self._target_values(o_t)  # [B, A], [B, 2]
-        target_t = losses.clipped_double_q_target(r_t, d_t, q_t)  # [B]
+        target_t = losses.clipped_double_q_target(r_t / scale, d_t, q_t)  # [B]
 
         with tf.GradientTape() as tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
@@ -111,7 +116,8 @@ class TD3Learner(tf.Module):
             priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
-                "q_mean": tf.reduce_mean(q_tm1),
+                "q_mean": scale * tf.reduce_mean(q_tm1),
+                **value_scale.metrics(self._scale, scale),
                 # The policy's gradients are zero in steps without an update of it.
                 **diagnostics.step_metrics(
                     critic_gradients,

@@ -49,6 +49,10 @@ def check_training(
         shape, module.step_seed(reference.steps, stream)
     )
     samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
+    returns = random.normal(3.0, 2.0, STEPS * BATCH).astype(np.float32)
+    if agent.follows_returns:
+        transition = samples.transition._replace(extras=returns)
+        samples = samples._replace(transition=transition)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
@@ -59,11 +63,17 @@ def check_training(
         outputs = replicator.local_results(step())
         rows = slice(number * BATCH, (number + 1) * BATCH)
         before = reference.weights
+        o_tm1, a_tm1, r_t, d_t, o_t = (x[rows] for x in samples.transition[:5])
+        seen = returns[: rows.stop]
+        scale = max(seen.std(), np.abs(seen).max() / 5) if agent.follows_returns else 1.0
         expected, metrics = reference.step(
             samples.probabilities[rows],
             samples.table_size[rows],
-            [x[rows] for x in samples.transition[:5]],
+            [o_tm1, a_tm1, r_t / scale, d_t, o_t],
         )
+        for name in {"q_mean", "soft_q_mean"} & set(metrics):
+            metrics[name] *= scale  # In the environment's units.
+        metrics |= {"return_scale": scale} if agent.follows_returns else {}
         got = np.concatenate([np.ravel(output.priorities) for output in outputs])
         np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
         for output in outputs:

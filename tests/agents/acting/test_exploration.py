@@ -1,5 +1,7 @@
 """Exploration: schedules, noise and user-defined functions."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -175,13 +177,27 @@ def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_l
     assert -1.3 < slopes["pink"] < -0.8
 
 
-def test_pink_noise_continues_from_the_memory_of_its_context():
-    config = NoiseSettings(exploration="pink")
+def test_noise_is_held_for_k_actions_as_often_as_k_to_the_minus_2():
+    config = NoiseSettings(exploration="held", exploration_sigma=0.1)
+    explore = make_exploration(config, context())
+    noise = np.stack([explore(np.zeros(2, np.float32)) for _ in range(40_000)])
+    assert noise.dtype == np.float32
+    changes = np.flatnonzero((np.diff(noise, axis=0) != 0).all(axis=1))
+    assert len(changes) == (np.diff(noise, axis=0) != 0).any(axis=1).sum()
+    lengths, expected = np.diff(changes), np.arange(1, 17) ** -2.0
+    found = np.bincount(lengths, minlength=17) / len(lengths)
+    np.testing.assert_allclose(found[1:], expected / expected.sum(), atol=0.01)
+    np.testing.assert_allclose(noise[changes].std(axis=0), 0.1, rtol=0.03)
+
+
+@pytest.mark.parametrize("name", ["pink", "held"])
+def test_noise_continues_from_the_memory_of_its_context(name):
+    config = NoiseSettings(exploration=name)
     one = context(3)
     explore, zeros = make_exploration(config, one), np.zeros(2, np.float32)
     for _ in range(5):
         explore(zeros)
-    other = context(4, memory={name: array.copy() for name, array in one.memory.items()})
+    other = context(4, memory=copy.deepcopy(one.memory))
     other.random.bit_generator.state = one.random.bit_generator.state
     resumed = make_exploration(config, other)
     for _ in range(3):

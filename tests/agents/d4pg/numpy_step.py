@@ -66,10 +66,20 @@ def act(weights: Weights, prefix: str, features: np.ndarray) -> np.ndarray:
 def log_probabilities(
     weights: Weights, prefix: str, features: np.ndarray, action: np.ndarray
 ) -> np.ndarray:
-    """The critic's log-probabilities: [B, F], [B, A] -> [B, Z]."""
-    logits = mlp(weights, f"{prefix}critic", np.concatenate([features, action], -1))
+    """Each critic's log-probabilities: [B, F], [B, A] -> [critics, B, Z]."""
+    pair = [f"{prefix}critic/{which}" for which in ("first", "second")]
+    names = pair if f"{pair[0]}/head/w" in weights else [f"{prefix}critic"]
+    inputs = np.concatenate([features, action], -1)
+    logits = np.stack([mlp(weights, name, inputs) for name in names])
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def smaller(log_probs: np.ndarray, atoms: np.ndarray) -> np.ndarray:
+    """Of each example, the distribution with the smaller mean: [critics, B, Z] -> [B, Z]."""
+    probs = np.exp(log_probs)
+    which = (probs @ atoms).argmin(0)
+    return probs[which, np.arange(len(which))]
 
 
 def project(r, d, probs, atoms):
@@ -155,7 +165,7 @@ class NumpyD4PG:
         target_log = log_probabilities(
             start, "target_", features_t, act(start, "target_", features_t)
         )
-        target = project(r_t, d_t, np.exp(target_log), atoms)
+        target = project(r_t, d_t, smaller(target_log, atoms), atoms)
 
         progress = min(1.0, self.steps / s.importance_steps)
         beta = (1 - progress) * s.exponent_start + progress * s.exponent_end
@@ -167,7 +177,7 @@ class NumpyD4PG:
             return -(target * log_probabilities(weights, "", features, a_tm1)).sum(-1)
 
         def critic_loss(weights):
-            return (importance * td_losses(weights)).mean()
+            return (importance * td_losses(weights).sum(0)).mean()
 
         critic_gradients = gradient(critic_loss, start, self._names("encoder", "critic"))
 
@@ -175,7 +185,7 @@ class NumpyD4PG:
         action = act(start, "", features)
 
         def q(a):
-            return np.exp(log_probabilities(start, "", features, a)) @ atoms
+            return smaller(log_probabilities(start, "", features, a), atoms) @ atoms
 
         dq_da = np.empty_like(action)
         for i in range(action.shape[1]):
@@ -208,7 +218,8 @@ class NumpyD4PG:
         if self.steps % s.target_update_period == 0:
             self._update_targets()
 
-        losses, probs = td_losses(start), np.exp(log_probabilities(start, "", features, action))
+        losses = td_losses(start).max(0)
+        probs = smaller(log_probabilities(start, "", features, action), atoms)
         safe = np.where(target > 0, target, 1.0)
         priorities = np.maximum(losses + (target * np.log(safe)).sum(-1), 0.0)
         metrics = {

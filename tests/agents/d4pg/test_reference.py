@@ -81,11 +81,16 @@ def settings_of(config, atoms, free_preactivation):
 
 CASES = {
     "copied targets": ("single_device", IdentityEncoder, 0.3, {}),
-    "encoder, soft targets, two replicas": (
+    "a pair, the scale of returns, encoder, soft targets, two replicas": (
         "multi_device:2",
         Encoder,
         0.4,
-        {"target_update_rate": 0.3, "max_action_gradient_norm": 0.035},
+        {
+            "num_critics": 2,
+            "value_scale": "returns",
+            "target_update_rate": 0.3,
+            "max_action_gradient_norm": 0.035,
+        },
     ),
 }
 

@@ -1,5 +1,7 @@
 """SAC's step against NumPy: every variable after every step, replicated and not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from acme import specs
@@ -112,9 +114,11 @@ class NumpySAC:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
-def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name):
-    agent = SAC(CONFIG, SPEC)
+@pytest.mark.parametrize(
+    ("replicator_name", "value_scale"), [("single_device", "none"), ("multi_device:2", "returns")]
+)
+def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name, value_scale):
+    agent = SAC(dataclasses.replace(CONFIG, value_scale=value_scale), SPEC)
     reference.check_training(
         replicator_name,
         agent,

@@ -1,5 +1,7 @@
 """TD3's step against NumPy: every variable after every step, replicated and not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from acme import specs
@@ -93,15 +95,19 @@ class NumpyTD3:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
-def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name, monkeypatch):
+@pytest.mark.parametrize(
+    ("replicator_name", "value_scale"), [("single_device", "none"), ("multi_device:2", "returns")]
+)
+def test_every_variable_is_that_of_the_reference_after_every_step(
+    replicator_name, value_scale, monkeypatch
+):
     # The inputs of tanh are small here; the limit must lie among them.
     monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", FREE_PREACTIVATION)
 
     def is_due(path, number):
         return path.startswith("critic") or number % CONFIG.policy_delay == CONFIG.policy_delay - 1
 
-    agent = TD3(CONFIG, SPEC)
+    agent = TD3(dataclasses.replace(CONFIG, value_scale=value_scale), SPEC)
     reference.check_training(
         replicator_name,
         agent,
