@@ -48,11 +48,10 @@ def check_training(
     reference.draw = lambda shape, stream: tf.random.stateless_normal(
         shape, module.step_seed(reference.steps, stream)
     )
-    samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
     returns = random.normal(3.0, 2.0, STEPS * BATCH).astype(np.float32)
-    if agent.follows_returns:
-        transition = samples.transition._replace(extras=returns)
-        samples = samples._replace(transition=transition)
+    samples = fixed_samples.make_samples(
+        STEPS * BATCH, min_reward=-3.0, extras=returns if agent.follows_returns else ()
+    )
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)

@@ -20,7 +20,7 @@ def make_spec(
     )
 
 
-def make_samples(count, min_reward=0.0, max_reward=5.0):
+def make_samples(count, min_reward=0.0, max_reward=5.0, extras=()):
     """Makes a `Sample` [count, ...]; keys, probabilities and table sizes differ between rows."""
     random = np.random.default_rng(3)
     return Sample(
@@ -33,5 +33,6 @@ def make_samples(count, min_reward=0.0, max_reward=5.0):
             reward=random.uniform(min_reward, max_reward, count).astype(np.float32),
             discount=random.choice([0.0, 0.95], count).astype(np.float32),
             next_observation=random.normal(size=(count, OBSERVATION)).astype(np.float32),
+            extras=extras,
         ),
     )
