@@ -56,9 +56,9 @@ class OffPolicyConfig(Settings):
     normalize_observations: bool = False
     """Scale every dimension of the state to mean 0 and variance 1, over all batches so far."""
     torso: str = "mlp"
-    """Hidden layers of policy and critic: `mlp`; `residual` (the first size is the number of
-    features, the others are the hidden layers of residual blocks); or the import path of a function
-    (`agents.networks.mlp`)."""
+    """Hidden layers of policy and critic: `mlp`; `simba` (residual blocks with LayerNorm; all sizes
+    are equal); `xqc` (batch norm before each layer, and weights of unit length); or the import path
+    of a function (`agents.networks.torsos`)."""
     policy_layers: tuple[int, ...] = (256, 256)
     """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (256, 256)
@@ -73,6 +73,9 @@ class OffPolicyConfig(Settings):
     """Adam's step size for the policy."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
+    weight_decay: float = 0.0
+    """Share of the weights of policy and critic, times the step size, by which each step shrinks
+    them (AdamW). 0: Adam."""
     policy_average: int = 1
     """Number of last learner steps, more than 10, over which the weights of the evaluated policy
     are averaged; early in training, a tenth of the steps so far. 1: the newest weights are
@@ -91,6 +94,8 @@ class OffPolicyConfig(Settings):
             sizes = getattr(self, name)
             is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
             self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
+            is_good = self.torso != "simba" or len(set(sizes)) == 1
+            self.check(is_good, name, "equal sizes, one for each residual block of the torso simba")
         self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
         self.check(
             self.policy_average == 1 or self.policy_average > AVERAGING_PERIOD,
@@ -98,6 +103,10 @@ class OffPolicyConfig(Settings):
             f"1, or more than {AVERAGING_PERIOD}: it averages the weights of every "
             f"{AVERAGING_PERIOD}th step",
         )
+        # Statistics of batch norm do not fit an average of weights.
+        is_good = self.torso != "xqc" or self.policy_average == 1
+        self.check(is_good, "policy_average", "1 with the torso xqc")
+        self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
         self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
         for name in ("policy_learning_rate", "critic_learning_rate"):
             self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")

@@ -33,7 +33,7 @@ from agents.networks.actor_critic import (
     TwinCritic,
     inverting_tanh,
 )
-from agents.networks.mlp import CriticTorso, find_torso
+from agents.networks.torsos import CriticTorso, find_torso, to_unit_length
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder, ReturnAdder
@@ -59,6 +59,8 @@ class OffPolicyAgent(abc.ABC):
 
     is_discrete = False
     """Whether it acts by discrete actions."""
+    trains_batch_norm = False
+    """Whether the learner can train the torso `xqc`; see `agents.networks.torsos`."""
 
     def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
         """Stores the config and the specs, and checks that they fit each other.
@@ -124,6 +126,12 @@ class OffPolicyAgent(abc.ABC):
             )
         self.observations  # noqa: B018 - raises for frames that do not fit.
         find_torso(self.config.torso)
+        if self.config.torso == "xqc" and not self.trains_batch_norm:
+            raise ConfigError(
+                f"--agent.torso: expected mlp or simba for {type(self).__name__}, whose learner "
+                "does not train batch norm, got xqc; use agents.networks.torsos.joint_values in "
+                "its step, and set trains_batch_norm"
+            )
         if isinstance(self.config, NoiseSettings):
             find_exploration(self.config)
 
@@ -211,6 +219,7 @@ class OffPolicyAgent(abc.ABC):
             return networks.policy(features), networks.critic(features, action)
 
         outputs_of(online), outputs_of(target)  # Builds them.
+        to_unit_length(online.policy, online.critic)
         for name in ("encoder", "policy"):
             check_same_names(name, getattr(online, name), getattr(target, name))
         update_targets(target, online, rate=1.0)

@@ -12,7 +12,7 @@ from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import CriticLoss, find_critic_loss
 from agents.learning.value_scale import BOUND
 from agents.networks.actor_critic import TwinCritic
-from agents.networks.mlp import CriticTorso
+from agents.networks.torsos import CriticTorso
 from agents.off_policy_agent import OffPolicyAgent
 from rl_replicator.errors import ConfigError
 
@@ -70,6 +70,8 @@ class CategoricalCritic(snt.Module):
 
 class D4PG(OffPolicyAgent):
     """The D4PG agent (Barth-Maron et al. 2018, arXiv:1804.08617)."""
+
+    trains_batch_norm = True
 
     @property
     def initial_priority(self) -> float:

@@ -134,6 +134,45 @@ PAPER = D4PGConfig(
 )
 
 
+# The torso, rates and targets of SimBa's DDPG (Lee et al. 2024, arXiv:2410.09754), which has a
+# scalar critic, an action repeat of 2, and one learner step per step of the simulator.
+SIMBA = D4PGConfig(
+    normalize_observations=True,
+    torso="simba",
+    policy_layers=(128,),
+    critic_layers=(512, 512),
+    global_batch_size=256,
+    n_step=1,
+    num_atoms=101,
+    value_scale="returns",
+    policy_learning_rate=1e-4,
+    critic_learning_rate=1e-4,
+    weight_decay=1e-2,
+    policy_average=1,
+    exploration_sigma=0.1,
+    exploration_spread=1.0,
+    preactivation_penalty=0.0,
+    target_update_period=1,
+    target_update_rate=0.005,
+    max_action_gradient_norm=None,
+    max_gradient_norm=None,
+)
+# Those of XQC (Palenicek et al. 2025, arXiv:2509.25174), which has a stochastic policy, updates it
+# in every third learner step, and lowers its rates to 3e-5.
+XQC = dataclasses.replace(
+    SIMBA,
+    normalize_observations=False,
+    torso="xqc",
+    policy_layers=(256,) * 4,
+    critic_layers=(512,) * 4,
+    num_critics=2,
+    policy_learning_rate=3e-4,
+    critic_learning_rate=3e-4,
+    weight_decay=0.0,
+    exploration_sigma=0.3,
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class PixelD4PGConfig(PixelSettings, D4PGConfig):
     """Hyper-parameters of D4PG from pixels.

@@ -12,9 +12,11 @@ from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
 from agents.learning import diagnostics, value_scale
 from agents.learning.losses import normalized_weights
+from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic, check_deterministic, preactivation_penalty
+from agents.networks.torsos import Statistics, batch_norm, joint_values, to_unit_length
 from agents.replay.transitions import Sample
 from rl_replicator.collectives.randomness import StepSeeds
 
@@ -62,17 +64,19 @@ class D4PGLearner(tf.Module):
         self._augment = augment
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
-        self._policy_optimizer = replicator.wrap_optimizer(
-            rr.optimizers.Adam(config.policy_learning_rate),
-            max_global_norm=config.max_gradient_norm,
+        self._policy_optimizer, self._critic_optimizer = (
+            make_optimizer(
+                replicator,
+                rate,
+                config.weight_decay,
+                variables,
+                max_global_norm=config.max_gradient_norm,
+            )
+            for rate, variables in (
+                (config.policy_learning_rate, online.policy.trainable_variables),
+                (config.critic_learning_rate, online.critic_variables),
+            )
         )
-        self._critic_optimizer = replicator.wrap_optimizer(
-            rr.optimizers.Adam(config.critic_learning_rate),
-            max_global_norm=config.max_gradient_norm,
-        )
-        # Their slots must exist before a checkpoint can be restored.
-        replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
-        replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
 
     @property
@@ -100,14 +104,17 @@ class D4PGLearner(tf.Module):
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
 
-        # The bootstrap distribution, from the target networks.
         s_t = target.encoder(o_t)  # [B, F]
-        target_logits = target.critic(s_t, target.policy(s_t))  # [B, Z], or [B, 2, Z] of a pair
-        target_probs = tf.nn.softmax(losses.pessimistic(target_logits, self._atoms))  # [B, Z]
+        with batch_norm(Statistics.BATCH):
+            a_t = target.policy(s_t)  # [B, A]
 
         with tf.GradientTape() as critic_tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
-            logits_tm1 = online.critic(s_tm1, a_tm1)  # [B, Z] or [B, 2, Z]
+            logits_tm1, logits_t = joint_values(
+                online.critic, target.critic, (s_tm1, a_tm1), (s_t, a_t)
+            )  # [B, Z], or [B, 2, Z] of a pair
+            # The bootstrap distribution, from the target networks.
+            target_probs = tf.nn.softmax(losses.pessimistic(logits_t, self._atoms))  # [B, Z]
             td = [
                 self._critic_loss(logits, r_t / scale, d_t, target_probs, self._atoms)
                 for logits in losses.each_critic(logits_tm1)
@@ -119,7 +126,7 @@ class D4PGLearner(tf.Module):
 
         # The policy follows dQ/da. Its gradients are those of its own variables alone, so its loss
         # trains neither the critic nor the encoder. Other terms of its loss are added to `penalty`.
-        with tf.GradientTape() as policy_tape:
+        with tf.GradientTape() as policy_tape, batch_norm(Statistics.TRAINING):
             preactivations = online.policy.preactivations(s_tm1)  # [B, A]
             action = online.policy.squash(preactivations)  # [B, A]
             penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
@@ -142,6 +149,7 @@ class D4PGLearner(tf.Module):
         )
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, policy_variables)
+        to_unit_length(online.policy, online.critic)
         self.num_steps.assign_add(1)
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
         update_targets(target, online, config.target_update_rate, is_due)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.mlp import CriticTorso, MakeTorso, hidden, layer_norm_mlp
+from agents.networks.mlp import MakeTorso, layer_norm_mlp
+from agents.networks.torsos import CriticTorso, hidden
 from rl_replicator.errors import ConfigError
 
 # Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy

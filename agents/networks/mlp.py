@@ -6,7 +6,6 @@ from typing import Any
 import sonnet as snt
 import tensorflow as tf
 
-from agents.registry import features_of, find_part
 from rl_replicator.layers.linear import Linear
 
 # Added to the variance, as in Sonnet's LayerNorm.
@@ -15,7 +14,6 @@ _EPSILON = 1e-5
 # In a batch of 256 and with 256 units it saves a third of the time at 6 inputs, and nothing at 32.
 _LEAST_ROWS = 64
 _LEAST_UNITS_PER_INPUT = 8
-_OPTION = "agent.torso"
 
 
 @tf.custom_gradient
@@ -191,113 +189,3 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Module:
         layers.append(Linear(size, w_init=init, name=f"linear_{index}"))
         layers += [LayerNorm(), tf.tanh] if index == 0 else [tf.nn.elu]
     return _NormalizedMlp(layers, name=name)
-
-
-class ResidualBlock(snt.Module):
-    """x + linear(relu(linear(LayerNorm(x)))): [B, N] -> [B, N] float32.
-
-    The block of SimBa (Lee et al. 2024, arXiv:2410.09754).
-    """
-
-    def __init__(self, size: int, hidden_size: int, name: str = "block"):
-        """Makes the layers.
-
-        Args:
-          size: N.
-          hidden_size: units of the hidden layer.
-          name: name of the module.
-        """
-        super().__init__(name=name)
-        he = snt.initializers.VarianceScaling(2.0, mode="fan_in", distribution="truncated_normal")
-        self._branch = snt.Sequential(
-            [
-                LayerNorm(),
-                Linear(hidden_size, w_init=he, name="hidden"),
-                tf.nn.relu,
-                Linear(size, w_init=he, name="output"),
-            ]
-        )
-
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """[B, N] float32 -> [B, N] float32."""
-        return x + self._branch(x)
-
-
-def residual_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
-    """A linear layer, residual blocks, and a LayerNorm at the end.
-
-    The network of SimBa (Lee et al. 2024, arXiv:2410.09754), for observations that are normalised.
-
-    Args:
-      layer_sizes: number of features, then the units of each block's hidden layer.
-      name: name of the module.
-
-    Returns:
-      A module from [B, N] to [B, layer_sizes[0]] float32.
-    """
-    size, *hidden_sizes = layer_sizes
-    orthogonal = snt.initializers.Orthogonal(1.0)
-    layers: list[Callable] = [Linear(size, w_init=orthogonal, name="linear_0")]
-    for index, hidden_size in enumerate(hidden_sizes):
-        layers.append(ResidualBlock(size, hidden_size, name=f"block_{index}"))
-    layers.append(LayerNorm())
-    return snt.Sequential(layers, name=name)
-
-
-TORSOS: dict[str, MakeTorso] = {"mlp": layer_norm_mlp, "residual": residual_mlp}
-
-
-def find_torso(name: str) -> MakeTorso:
-    """Returns the function that `--agent.torso` names: (layer sizes, name) -> module.
-
-    Raises:
-      ConfigError: if there is none.
-    """
-    return find_part(name, TORSOS, _OPTION)
-
-
-def hidden(torso: snt.Module, features: tf.Tensor) -> tf.Tensor:
-    """Calls a torso, which may be user-defined: [B, N] float32 -> [B, H] float32.
-
-    Raises:
-      ConfigError: if it is not a module, or returns anything else.
-    """
-    return features_of(_OPTION, torso, features)
-
-
-class CriticTorso(snt.Module):
-    """A critic except for its last layer: ([B, N] features, [B, A] actions) -> [B, H] float32.
-
-    A few actions would be lost among thousands of encoder features. With `feature_size`, the
-    critic's own layer projects the features before they are concatenated with the actions (the
-    trunk of DrQ-v2, arXiv:2107.09645).
-    """
-
-    def __init__(
-        self,
-        layer_sizes: Sequence[int],
-        feature_size: int | None = None,
-        make_torso: MakeTorso = layer_norm_mlp,
-        name: str = "torso",
-    ):
-        """Makes the layers.
-
-        Args:
-          layer_sizes: units of each hidden layer, at least one.
-          feature_size: units of the trunk; None for no trunk.
-          make_torso: makes the hidden layers if there is no trunk.
-          name: name of the module.
-        """
-        super().__init__(name=name)
-        if feature_size is None:
-            self._trunk: Callable = tf.identity
-            self._torso = make_torso(layer_sizes, "mlp")
-        else:
-            self._trunk = layer_norm_mlp([feature_size], "trunk")
-            self._torso = snt.nets.MLP(
-                layer_sizes, activation=tf.nn.elu, activate_final=True, name="mlp"
-            )
-
-    def __call__(self, features: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """([B, N] float32, [B, A] float32) -> [B, H] float32."""
-        return hidden(self._torso, tf.concat([self._trunk(features), action], axis=-1))

@@ -42,8 +42,8 @@ class AgentOptions:
     """Options of a run that trains an agent from the state of its environment."""
 
     preset: str = "default"
-    """Initial values of `--agent.*`: `default`, or `paper` for D4PG from state as it was
-    published."""
+    """Initial values of `--agent.*`: `default`, or for D4PG from state `paper`, as it was
+    published, `simba` or `xqc` (docs/agents.md)."""
     env: str = ""
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
     `dm:locomotion/TASK`, or `package.module:function`. With `--offline`, the environment of the

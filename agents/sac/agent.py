@@ -10,7 +10,8 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.learning.losses import TDLoss, find_td_loss
-from agents.networks.mlp import MakeTorso, find_torso, hidden, layer_norm_mlp
+from agents.networks.mlp import MakeTorso, layer_norm_mlp
+from agents.networks.torsos import find_torso, hidden
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.learner import SACLearner, Target
 
@@ -64,6 +65,8 @@ class GaussianPolicy(snt.Module):
 
 class SAC(OffPolicyAgent):
     """The SAC agent (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    trains_batch_norm = True
 
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""

@@ -10,9 +10,11 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, value_scale
 from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
+from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
+from agents.networks.torsos import Statistics, batch_norm, joint_values, to_unit_length
 from agents.replay.transitions import Sample
 from agents.sac import losses
 from agents.sac.config import SACConfig
@@ -72,20 +74,17 @@ class SACLearner(tf.Module):
             math.log(config.initial_temperature), name="log_temperature"
         )
 
-        def make_optimizer(rate: float, variables) -> rr.optimizers.Adam:
-            optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(rate))
-            # Their slots must exist before a checkpoint can be restored.
-            replicator.build_optimizer(optimizer, variables)
-            return optimizer
-
-        self._policy_optimizer = make_optimizer(
-            config.policy_learning_rate, online.policy.trainable_variables
-        )
-        self._critic_optimizer = make_optimizer(
-            config.critic_learning_rate, online.critic_variables
-        )
-        self._temperature_optimizer = make_optimizer(
-            config.temperature_learning_rate, [self.log_temperature]
+        self._policy_optimizer, self._critic_optimizer, self._temperature_optimizer = (
+            make_optimizer(replicator, rate, weight_decay, variables)
+            for rate, weight_decay, variables in (
+                (
+                    config.policy_learning_rate,
+                    config.weight_decay,
+                    online.policy.trainable_variables,
+                ),
+                (config.critic_learning_rate, config.weight_decay, online.critic_variables),
+                (config.temperature_learning_rate, 0.0, [self.log_temperature]),
+            )
         )
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
 
@@ -114,12 +113,14 @@ class SACLearner(tf.Module):
         temperature = tf.exp(self.log_temperature)
 
         a_t, log_prob_t = self._sample_action(online.encoder(o_t), stream=2)  # [B, A], [B]
-        q_t = self.target.critic(self.target.encoder(o_t), a_t)  # [B, 2]
-        target_t = losses.soft_target(r_t / scale, d_t, q_t, log_prob_t, temperature)  # [B]
+        s_t = self.target.encoder(o_t)  # [B, F]
 
         with tf.GradientTape() as critic_tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
-            q_tm1 = online.critic(s_tm1, a_tm1)  # [B, 2]
+            q_tm1, q_t = joint_values(
+                online.critic, self.target.critic, (s_tm1, a_tm1), (s_t, a_t)
+            )  # [B, 2] each
+            target_t = losses.soft_target(r_t / scale, d_t, q_t, log_prob_t, temperature)  # [B]
             td_errors = target_t[:, None] - q_tm1  # [B, 2]
             weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
             td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
@@ -129,7 +130,8 @@ class SACLearner(tf.Module):
         policy_variables = online.policy.trainable_variables
         with tf.GradientTape(watch_accessed_variables=False) as policy_tape:
             policy_tape.watch(policy_variables)
-            action, log_prob_tm1 = self._sample_action(s_tm1, stream=3)  # [B, A], [B]
+            with batch_norm(Statistics.TRAINING):
+                action, log_prob_tm1 = self._sample_action(s_tm1, stream=3)  # [B, A], [B]
             policy_loss = losses.policy_loss(
                 online.critic(s_tm1, action), log_prob_tm1, temperature
             )
@@ -143,6 +145,7 @@ class SACLearner(tf.Module):
         temperature_gradient = temperature_tape.gradient(temperature_loss, [self.log_temperature])
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, policy_variables)
+        to_unit_length(online.policy, online.critic)
         self._temperature_optimizer.apply(temperature_gradient, [self.log_temperature])
         self.num_steps.assign_add(1)
         update_targets(self.target, (online.encoder, online.critic), config.target_update_rate)

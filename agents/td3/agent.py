@@ -9,6 +9,8 @@ from agents.td3.learner import TD3Learner
 class TD3(OffPolicyAgent):
     """The TD3 agent (Fujimoto et al. 2018, arXiv:1802.09477)."""
 
+    trains_batch_norm = True
+
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
         super().check_config()

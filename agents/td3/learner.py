@@ -9,9 +9,17 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, value_scale
 from agents.learning.losses import TDLoss, checked_td_loss, normalized_weights
+from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic, check_deterministic, preactivation_penalty
+from agents.networks.torsos import (
+    Statistics,
+    batch_norm,
+    has_batch_norm,
+    joint_values,
+    to_unit_length,
+)
 from agents.replay.transitions import Sample
 from agents.td3 import losses
 from agents.td3.config import TD3Config
@@ -59,15 +67,12 @@ class TD3Learner(tf.Module):
         self.online, self.target = online, target
         # It is applied inside a `tf.cond`, only when an update is due, and gradients cannot be
         # averaged over replicas there: the step averages them beforehand.
-        self._policy_optimizer = replicator.wrap_optimizer(
-            rr.optimizers.Adam(config.policy_learning_rate), reduction="none"
+        rate, variables = config.policy_learning_rate, online.policy.trainable_variables
+        self._policy_optimizer = make_optimizer(
+            replicator, rate, config.weight_decay, variables, reduction="none"
         )
-        self._critic_optimizer = replicator.wrap_optimizer(
-            rr.optimizers.Adam(config.critic_learning_rate)
-        )
-        # Their slots must exist before a checkpoint can be restored.
-        replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
-        replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
+        rate, variables = config.critic_learning_rate, online.critic_variables
+        self._critic_optimizer = make_optimizer(replicator, rate, config.weight_decay, variables)
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
 
     @property
@@ -92,12 +97,15 @@ class TD3Learner(tf.Module):
         scale = self._scale(extras)
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
-        a_t, q_t = self._target_values(o_t)  # [B, A], [B, 2]
-        target_t = losses.clipped_double_q_target(r_t / scale, d_t, q_t)  # [B]
+        s_t = self.target.encoder(o_t)  # [B, F]
+        a_t, smoothed_t = self._target_actions(s_t)  # [B, A] each
 
         with tf.GradientTape() as tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
-            q_tm1 = online.critic(s_tm1, a_tm1)  # [B, 2]
+            q_tm1, q_t = joint_values(
+                online.critic, self.target.critic, (s_tm1, a_tm1), (s_t, smoothed_t)
+            )  # [B, 2] each
+            target_t = losses.clipped_double_q_target(r_t / scale, d_t, q_t)  # [B]
             td_errors = target_t[:, None] - q_tm1  # [B, 2]
             weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
             td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
@@ -109,6 +117,7 @@ class TD3Learner(tf.Module):
         policy_gradients = self._policy_gradients(s_tm1, is_due)
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._update_policy(policy_gradients, is_due)
+        to_unit_length(online.policy, online.critic)
         update_targets(self.target, online, config.target_update_rate, is_due)
         priorities = tf.reduce_max(tf.abs(td_errors), axis=-1)
         return StepOutput(
@@ -130,18 +139,18 @@ class TD3Learner(tf.Module):
             },
         )
 
-    def _target_values(self, o_t: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the target action [B, A], and the critics' values at it, smoothed [B, 2]."""
-        config, target = self._config, self.target
-        s_t = target.encoder(o_t)  # [B, F]
-        action = target.policy(s_t)  # [B, A]
+    def _target_actions(self, s_t: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the target policy's actions without and with noise, [B, A] each."""
+        config = self._config
+        with batch_norm(Statistics.BATCH):
+            action = self.target.policy(s_t)  # [B, A]
         noise = normal(
             [tf.shape(action)[0], action.shape[1]], self.step_seed(self.num_steps, 2)
         )  # [B, A]
         smoothed = losses.smoothed_action(
             action, config.target_noise_sigma * noise, config.target_noise_clip
         )
-        return action, target.critic(s_t, smoothed)
+        return action, smoothed
 
     def _policy_gradients(self, s_tm1: tf.Tensor, is_due: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the policy's gradients, averaged over the replicas; zeros if none are due."""
@@ -151,14 +160,19 @@ class TD3Learner(tf.Module):
         def compute() -> tuple[tf.Tensor, ...]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                preactivations = policy.preactivations(s_tm1)
+                with batch_norm(Statistics.TRAINING):
+                    preactivations = policy.preactivations(s_tm1)
                 q = self.online.critic(s_tm1, policy.squash(preactivations))
                 loss = losses.policy_loss(q) + preactivation_penalty(preactivations, penalty)
             # A user-defined part may have a variable that the actions do not depend on.
             zero = tf.UnconnectedGradients.ZERO
             return tuple(tape.gradient(loss, variables, unconnected_gradients=zero))
 
-        gradients = tf.cond(is_due, compute, lambda: tuple(tf.zeros(v.shape) for v in variables))
+        if has_batch_norm(policy):  # Replicas exchange its statistics, which a branch cannot.
+            gradients = tuple(tf.cast(is_due, tf.float32) * g for g in compute())
+        else:
+            zeros = tuple(tf.zeros(v.shape) for v in variables)
+            gradients = tf.cond(is_due, compute, lambda: zeros)
         return collectives.all_mean(gradients)
 
     def _update_policy(self, gradients: tuple[tf.Tensor, ...], is_due: tf.Tensor) -> None:

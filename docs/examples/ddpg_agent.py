@@ -8,9 +8,9 @@ import dataclasses
 
 import tensorflow as tf
 
-import rl_replicator as rr
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.learning.losses import normalized_weights
+from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ScalarCritic, preactivation_penalty
@@ -49,20 +49,12 @@ class DDPGLearner(tf.Module):
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-
-        def make_optimizer(rate, variables):
-            # Wrapped, so that it averages gradients over the replicas; built, so that a checkpoint
-            # can be restored into it.
-            optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(rate))
-            replicator.build_optimizer(optimizer, variables)
-            return optimizer
-
-        self._policy_optimizer = make_optimizer(
-            config.policy_learning_rate, online.policy.trainable_variables
-        )
-        self._critic_optimizer = make_optimizer(
-            config.critic_learning_rate, online.critic_variables
-        )
+        # They average gradients over the replicas.
+        rate, variables = config.policy_learning_rate, online.policy.trainable_variables
+        decay = config.weight_decay
+        self._policy_optimizer = make_optimizer(replicator, rate, decay, variables)
+        rate, variables = config.critic_learning_rate, online.critic_variables
+        self._critic_optimizer = make_optimizer(replicator, rate, decay, variables)
 
     @property
     def acting_networks(self):

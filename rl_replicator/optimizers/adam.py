@@ -71,6 +71,33 @@ class Adam(snt.optimizers.Adam):
         }
 
 
+class AdamW(Adam):
+    """Adam that also moves each parameter towards 0, by `learning_rate * weight_decay` of it.
+
+    Loshchilov & Hutter 2019, Algorithm 2 (arXiv:1711.05101), without a schedule.
+    """
+
+    def __init__(self, learning_rate: float, weight_decay: float, name: str | None = None):
+        """Creates no variable yet.
+
+        Args:
+          learning_rate: step size.
+          weight_decay: decay of all parameters, also of biases, relative to the step size.
+          name: the name of the module.
+        """
+        super().__init__(learning_rate, name=name)
+        self.weight_decay = weight_decay
+
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        """Updates the parameters in place; see `Adam.apply`."""
+        slots.check(updates, parameters)
+        for update, parameter in zip(updates, parameters, strict=True):
+            if update is not None:
+                share = tf.cast(self.learning_rate * self.weight_decay, parameter.dtype)
+                parameter.assign_sub(share * parameter)
+        super().apply(updates, parameters)
+
+
 def _apply_rows(
     update: tf.IndexedSlices,
     parameter: tf.Variable,

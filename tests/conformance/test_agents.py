@@ -76,10 +76,14 @@ def small_config(kind, **changes):
     return dataclasses.replace(config, **(settings | changes))
 
 
-def small_agent(name, source):
+# Batch norm over all replicas, in every network.
+XQC = {"torso": "xqc", "policy_average": 1}
+
+
+def small_agent(name, source, **changes):
     command = COMMANDS[name]
     if source == "state":
-        return command.make_agent(small_config(command.config), STATE)
+        return command.make_agent(small_config(command.config, **changes), STATE)
     return command.make_agent(small_config(command.pixel_config), PIXELS)
 
 
@@ -136,18 +140,23 @@ def train(agent, replicator_name):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("other", "source"), [("multi_device:2", "pixels"), ("mesh:data=2", "state")]
+    ("other", "source", "changes"),
+    [
+        ("multi_device:2", "pixels", {}),
+        ("mesh:data=2", "state", {}),
+        ("multi_device:2", "state", XQC),
+    ],
 )
 @pytest.mark.parametrize("name", COMMANDS)
-def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monkeypatch):
+def test_replicas_and_meshes_train_as_one_device_does(name, other, source, changes, monkeypatch):
     """Including shifts and delayed updates; each agent's test_reference.py covers states.
 
     On replicas, also including noise. DTensor draws it separately on each device of a mesh, so it
     is all 0.3 there.
     """
-    if source == "state":
+    if other.startswith("mesh"):
         monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
-    agent = small_agent(name, source)
+    agent = small_agent(name, source, **changes)
     one, many = train(agent, "single_device"), train(agent, other)
     assert len(one) == len(many) > 10
     for index, (a, b) in enumerate(zip(one, many, strict=True)):

@@ -127,7 +127,7 @@ def test_wide_layers_compute_in_the_precision_of_the_config():
     wide = {"policy_layers": (128, 128), "critic_layers": (128, 128)}
     seen = {}
     for precision in ("float32", "bfloat16"):
-        learner, _ = make_learner("sac", "single_device", "residual", precision=precision, **wide)
+        learner, _ = make_learner("sac", "single_device", "simba", precision=precision, **wide)
         learner.step()
         seen[precision] = learner.metrics(), learner.get_variables(["policy"])
         learner.close()

@@ -101,7 +101,12 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
         (("--agent.value-max", "nan"), "--agent.value-max: expected a number from .*, got nan"),
         (("--agent.max-gradient-norm", "inf"), "--agent.max-gradient-norm: .* or None, got inf"),
         (("--agent.preactivation-penalty", "inf"), "--agent.preactivation-penalty: .* got inf"),
-        (("--agent.torso", "nothere"), "--agent.torso: expected mlp, residual .* got 'nothere'"),
+        (("--agent.torso", "nothere"), "--agent.torso: expected mlp, simba, .* got 'nothere'"),
+        (
+            ("--agent.torso", "simba", "--agent.policy-layers", "8", "9"),
+            "policy.layers: expected equal",
+        ),
+        (("--agent.torso", "xqc"), "policy.average: expected 1 with the torso xqc, got 2000"),
         (("--agent.exploration", "nothere"), "--agent.exploration: expected gaussian, .*'nothere'"),
         (("--agent.critic-loss", "nothere"), "--agent.critic-loss: expected .* got 'nothere'"),
         (("--pixels", "--agent.frame-stack", "0"), "--agent.frame-stack: expected at least 1"),

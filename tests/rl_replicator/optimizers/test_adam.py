@@ -38,6 +38,21 @@ def test_first_step_by_hand():
     np.testing.assert_allclose(variable.numpy(), [1 - 0.1 * 0.5, 1 + 0.1 * 0.75], rtol=1e-6)
 
 
+def test_adamw_also_decays_what_it_updates():
+    decayed = run(rr.optimizers.AdamW(0.01, weight_decay=0.3))
+    plain = run(rr.optimizers.Adam(0.01))
+    for number, (got, want) in enumerate(zip(decayed, plain, strict=True)):
+        if number >= len(SHAPES):  # The slots.
+            np.testing.assert_array_equal(got, want)
+    # Of 20 updates of a variable, 7 are None.
+    for index, updates in ((0, 20), (1, 13)):
+        assert np.abs(decayed[index] - plain[index]).min() > 0.5 * (1 - 0.997**updates)
+    variable = tf.Variable([2.0, 2.0])
+    optimizer = rr.optimizers.AdamW(0.1, 0.5)
+    optimizer.apply([tf.constant([1.0, -3.0])], [variable])
+    np.testing.assert_allclose(variable, [2 - 0.1 - 0.1, 2 + 0.1 - 0.1], rtol=1e-6)
+
+
 def test_fused_adam_with_sparse_rows():
     def trained(kind):
         """A table beside a vector, whose gradient is dense."""
