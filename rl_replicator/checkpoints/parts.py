@@ -67,33 +67,6 @@ class TrackablePart:
         present = self.variables()
         return VariableValues({name: values.read(name, var) for name, var in present.items()})
 
-    def export_tf(self, prefix: str | pathlib.Path) -> str:
-        """Writes the variables as a checkpoint with an object graph, for TensorFlow's own tools.
-
-        Another program restores it without this package:
-
-            tf.train.Checkpoint(model=model).read(path).expect_partial()
-
-        Replicated variables are written as one value, whatever the number of replicas. With several
-        processes, the chief may call it alone.
-
-        Args:
-          prefix: path of the checkpoint's files, without their suffixes.
-
-        Returns:
-          The path to pass to `tf.train.Checkpoint.read`.
-
-        Raises:
-          CheckpointError: if an object cannot be saved, or holds state that is not a variable, or a
-            variable has SUM aggregation on several replicas.
-        """
-        import tensorflow as tf
-
-        from rl_replicator.checkpoints import values
-
-        with values.read_without_communication(self.variables()):
-            return tf.train.Checkpoint(**self._trackables).write(str(prefix))
-
     def check_holds(self, variables: "Iterable[tf.Variable]", owner: str) -> None:
         """Checks that the variables that training changes are among those that are saved.
 

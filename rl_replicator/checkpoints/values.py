@@ -1,7 +1,5 @@
 """Reads and writes the values of variables on any replicator, as NumPy arrays."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,30 +35,6 @@ def read(name: str, variable: Any) -> np.ndarray:
             exact = np.float32 if variable.dtype in (tf.float16, tf.bfloat16) else value.dtype
             return np.mean([value, *others], axis=0, dtype=exact).astype(value.dtype)
     return value
-
-
-@contextlib.contextmanager
-def read_without_communication(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Makes TensorFlow save the values that `read` returns.
-
-    Otherwise TensorFlow would reduce variables that each replica updates alone, such as Keras's
-    moving averages, over all processes of a job, and would wait for processes that do not save.
-
-    Args:
-      variables: variables by name, as for `read`.
-
-    Raises:
-      CheckpointError: see `read`.
-    """
-    with contextlib.ExitStack() as stack:
-        for name, variable in variables.items():
-            is_read_everywhere = variable.synchronization == tf.VariableSynchronization.ON_READ
-            # TensorFlow has no public way to specify the value that it saves.
-            if is_read_everywhere and hasattr(variable, "values"):
-                value = tf.constant(read(name, variable))
-                variable._get_cross_replica = lambda value=value: value
-                stack.callback(delattr, variable, "_get_cross_replica")
-        yield
 
 
 def write(name: str, variable: Any, value: np.ndarray) -> None:

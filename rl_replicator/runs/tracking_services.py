@@ -105,7 +105,7 @@ def _id_of(run_dir: Path) -> str:
 
 
 class MLflowTracker:
-    """A run of MLflow, with the settings as parameters and the commit; see `Tracker`."""
+    """A run of MLflow, with the settings as parameters; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str):
         """Begins or continues the run in MLflow.
@@ -131,7 +131,7 @@ class MLflowTracker:
         run = RunDirectory(run_dir)
         found = self._client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else self._client.create_experiment(_PROJECT)
-        begun = self._client.create_run(experiment, tags=_commit(), run_name=run.name)
+        begun = self._client.create_run(experiment, run_name=run.name)
         self._run_id = begun.info.run_id
         with atomic_file.replacing(stored) as new:  # A kill here must not leave an empty id.
             new.write_text(self._run_id)
@@ -165,19 +165,3 @@ class MLflowTracker:
     def close(self) -> None:
         """Ends the run in MLflow."""
         self._client.set_terminated(self._run_id, self._status)
-
-
-def _commit() -> dict[str, str]:
-    """Returns the commit of the working directory, if it is in a repository, as MLflow's tag.
-
-    MLflow itself looks where the program is, which is in an environment that git ignores.
-    """
-    try:
-        import git  # MLflow needs it too. Without the program `git`, the import fails.
-    except ImportError:
-        return {}
-    try:
-        head = git.Repo(search_parent_directories=True).head
-        return {"mlflow.source.git.commit": head.commit.hexsha}
-    except (git.InvalidGitRepositoryError, ValueError):  # ValueError: no commit yet.
-        return {}

@@ -211,13 +211,9 @@ def test_a_tracker_without_files_and_failures_goes_on(tmp_path, caplog):
 
 
 def test_mlflow_in_a_folder(tmp_path, monkeypatch):
-    import git
     import mlflow  # Takes a second.
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    repository = git.Repo.init(tmp_path)
-    author = git.Actor("A", "a@example.com")
-    commit = repository.index.commit("first", author=author, committer=author)
     run_dir = make_run(tmp_path / "run", "mlflow", shares={"50%": 0.25})
     monkeypatch.chdir(run_dir)
     write(Path())
@@ -229,7 +225,6 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     assert [(metric.step, metric.value) for metric in history] == [(10, 2.5), (20, 5.0), (30, 7.5)]
     assert run.info.run_name == "run" and run.info.status == "FINISHED"
     assert run.data.params["agent.n_step"] == "3" and run.data.params["shares.50_"] == "0.25"
-    assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
     with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
         writer.write("learner", 40, {"loss (Huber, \u03b4=1)": 2.0})
         assert client.get_run(run.info.run_id).info.status == "RUNNING"
