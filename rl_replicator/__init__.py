@@ -59,6 +59,7 @@ _LAZY = {
     "ReplicatedStep": "step.compiled",
     "SingleDeviceReplicator": "backends.single_device",
     "TpuReplicator": "backends.tpu",
+    "VectorQuantizerEMA": "layers.vector_quantizer",
     "make": "backends.make",
     "split_cpu": "backends.devices",
     "train": "cli.train",

@@ -36,6 +36,7 @@ class ReplicaCheck:
           num_steps_between: number of steps from one comparison to the next.
         """
         self._variables = [v for v in variables if not _may_differ(v) and v.dtype != tf.string]
+        self._registry = host.registry
         self._num_steps_between = num_steps_between
         self._num_steps = 0
 
@@ -72,11 +73,18 @@ class ReplicaCheck:
             raise errors.ReplicasDiffer(
                 f"expected equal copies of every variable, but {variable.name!r} "
                 f"{tuple(variable.shape)} differs between replica 0 and replica {replica} after "
-                f"{self._num_steps} steps; assign only what is equal on all replicas, such as "
-                "rr.collectives.all_mean(value) or the updates of replicator.wrap_optimizer, or "
-                "create a moving statistic with trainable=False and "
-                "aggregation=tf.VariableAggregation.MEAN"
+                f"{self._num_steps} steps; {self._remedy(variable)}"
             )
+
+    def _remedy(self, variable: tf.Variable) -> str:
+        scope = variable.name.rpartition("/")[0]
+        if any(other.name.startswith(f"{scope}/ema_dw/") for other in self._registry.created()):
+            return "use rr.VectorQuantizerEMA in place of snt.nets.VectorQuantizerEMA"
+        return (
+            "assign only what is equal on all replicas, such as rr.collectives.all_mean(value) or "
+            "the updates of replicator.wrap_optimizer, or create a moving statistic with "
+            "trainable=False and aggregation=tf.VariableAggregation.MEAN"
+        )
 
     def _is_due(self, before: int) -> bool:
         size = self._num_steps_between

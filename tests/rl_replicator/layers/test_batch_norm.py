@@ -202,6 +202,30 @@ def test_keras_statistics_are_averaged(monkeypatch):
     assert set(exchanged) == {2}  # Neither the scale nor the idle variable.
 
 
+def test_a_gradient_has_a_gradient():
+    """As a gradient penalty takes it."""
+    found = []
+    for count in (1, 2):
+        with replicator(count).scope():
+            norm = rr.CrossReplicaBatchNorm(True, True)
+            norm(ROWS, is_training=False)
+
+        def step_fn(replica, count=count, norm=norm):
+            x = tf.constant(share(ROWS, replica, count))
+            with tf.GradientTape() as outer:
+                outer.watch(x)
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    y = tf.reduce_sum(tf.sin(norm(x, is_training=True)))
+                penalty = tf.reduce_sum(inner.gradient(y, x) ** 2)
+            return tf.pad(outer.gradient(penalty, x), [[0, 8 - x.shape[0]], [0, 0]])
+
+        outputs = replicator(count).gather(compile_on(count, step_fn)())
+        pairs = zip(outputs, SIZES[count], strict=True)
+        found.append(np.concatenate([rows[:size] for rows, size in pairs]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
 def test_sonnets_statistics_are_averaged_after_each_step():
     """As Sonnet's networks make them; each replica normalizes by its own batch."""
     chosen = replicator(2)
