@@ -81,8 +81,8 @@ class OffPolicyConfig(Settings):
     are averaged; early in training, a tenth of the steps so far. 1: the newest weights are
     evaluated, as in the papers."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the matrix products in the learner's hidden layers with 128 or more units. bfloat16
-    pays off on processors with bfloat16 units, with layers of about 512 units (docs/speed.md)."""
+    """Dtype of the matrix products in the learner's hidden layers with 512 or more units. bfloat16
+    pays off on processors with bfloat16 units (docs/speed.md)."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()

@@ -124,7 +124,7 @@ def test_a_checkpoint_holds_the_moments_and_one_without_them_is_refused(tmp_path
 
 @pytest.mark.slow
 def test_wide_layers_compute_in_the_precision_of_the_config():
-    wide = {"policy_layers": (128, 128), "critic_layers": (128, 128)}
+    wide = {"policy_layers": (512, 512), "critic_layers": (512, 512)}
     seen = {}
     for precision in ("float32", "bfloat16"):
         learner, _ = make_learner("sac", "single_device", "simba", precision=precision, **wide)
@@ -148,7 +148,7 @@ def test_policies_act_in_float32_whatever_the_learner_computes_in():
     x = np.random.default_rng(0).normal(size=(4, OBSERVATION)).astype(np.float32)
     actions = []
     for precision in ("float32", "bfloat16"):
-        agent = kind(config(policy_layers=(128, 128), precision=precision), SPEC)
+        agent = kind(config(policy_layers=(512, 512), precision=precision), SPEC)
         tf.random.set_seed(2)
         networks = agent.make_acting_networks()
         actions.append(networks["policy"](networks["encoder"](x)))

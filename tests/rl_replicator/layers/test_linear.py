@@ -42,7 +42,7 @@ def run(num_inputs, num_units, dtype, kind=Linear):
 
 @pytest.mark.cpu("GPUs also round parts of the sums")
 def test_products_in_bfloat16():
-    y, (d_x, d_w, d_b), (x, g, w, b) = run(130, 128, tf.bfloat16)
+    y, (d_x, d_w, d_b), (x, g, w, b) = run(514, 512, tf.bfloat16)
     exact = rounded(x) @ rounded(w)
     # The sums are in float32; only the results are rounded to 8 bits, or truncated without oneDNN.
     np.testing.assert_allclose(y - b, exact, rtol=2**-7, atol=1e-4)
@@ -55,7 +55,7 @@ def test_products_in_bfloat16():
     assert {a.dtype for a in (y, d_x, d_w, d_b)} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize(("num_inputs", "num_units"), [(127, 256), (256, 127)])
+@pytest.mark.parametrize(("num_inputs", "num_units"), [(511, 600), (600, 511)])
 def test_small_layers_compute_in_float32(num_inputs, num_units):
     narrow, narrow_gradients, _ = run(num_inputs, num_units, tf.bfloat16)
     wide, wide_gradients, _ = run(num_inputs, num_units, tf.float32)
@@ -64,8 +64,8 @@ def test_small_layers_compute_in_float32(num_inputs, num_units):
 
 
 def test_float32_is_that_of_sonnet():
-    ours, our_gradients, _ = run(130, 128, tf.float32)
-    theirs, their_gradients, _ = run(130, 128, tf.float32, snt.Linear)
+    ours, our_gradients, _ = run(514, 512, tf.float32)
+    theirs, their_gradients, _ = run(514, 512, tf.float32, snt.Linear)
     for one, other in zip([ours, *our_gradients], [theirs, *their_gradients], strict=True):
         np.testing.assert_array_equal(one, other)
 
