@@ -1,6 +1,7 @@
 """Converts users' functions, and their results to tensors."""
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,25 @@ from tensorflow.python.util import nest as nest_lib
 
 from rl_replicator import errors
 
+# Bytes that the code of a step may have.
+_CODE_SIZE = 1 << 16
+
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a user's function use `if` and `for` on tensors, as in any `tf.function`."""
+    """Lets a user's function use `if` and `for` on tensors, as in any `tf.function`.
+
+    Raises:
+      DiskError: if there is no space for the code that AutoGraph writes. AutoGraph itself would
+        leave the function as it is.
+    """
+    try:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(_CODE_SIZE))
+    except OSError as error:
+        raise errors.DiskError(
+            f"expected space in the folder for temporary files, where AutoGraph writes code, got "
+            f"{error}; free some space, or set TMPDIR to another folder"
+        ) from None
     options = converter.ConversionOptions(recursive=True)
     context = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED, options)
     return api.tf_convert(function, context, user_requested=True)

@@ -120,7 +120,8 @@ class Evaluation:
         float32, is 1 for an example and 0 for padding.
       metrics_fn: maps the sums over all examples (NumPy, float64 or int64) to figures by name.
         `rl-replicator plot` draws the figure that `best` names. Its second argument is the sums of
-        `reference`, if there is one. It runs in the main thread, so a signal waits for it.
+        `reference`, if there is one. It runs in the main thread, so a signal waits for it. Without
+        `reference`, it is also called before the first step, with ones, to check the names.
       global_batch_size: number of examples in a batch, over all replicas.
       every: number of steps between evaluations, at least 1. There is always one after the last
         step.

@@ -425,13 +425,22 @@ def _wrap_optimizers(replicator: Replicator, model: tf.keras.Model) -> dict[str,
 
 
 class _Weights(tf.Module):
-    """The weights of a model and its moving statistics, without the states of metrics."""
+    """The weights of a model and its moving statistics, without the states of metrics.
+
+    The names of the two lists tell that a run is continued with other frozen layers.
+    """
 
     def __init__(self, model: tf.keras.Model):
         super().__init__()
         metrics = [x for x in model.submodules if isinstance(x, tf.keras.metrics.Metric)]
         states = {id(variable) for metric in metrics for variable in metric.variables}
-        self.all = [weight for weight in model.weights if id(weight) not in states]
+        self.trainable = model.trainable_weights
+        self.not_trainable = [x for x in model.non_trainable_weights if id(x) not in states]
+
+    @property
+    def all(self) -> list[tf.Variable]:
+        """All of them, in Keras' order."""
+        return [*self.trainable, *self.not_trainable]
 
 
 def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:

@@ -114,6 +114,8 @@ class Training:
             reference = None if evaluation is None else evaluation.reference
             self._compute_sums = _compile(replicator, evaluation, evaluation)
             self._compute_reference = _compile(replicator, evaluation, reference)
+        if evaluation is not None and reference is None and self._compute_sums is not None:
+            _check_figures(evaluation, self._compute_sums.example())
         self._reference_sums: tuple[Any, ...] = ()
         trackables = learner.trackables()
         self._variables = TrackablePart(**trackables)
@@ -225,9 +227,15 @@ class Training:
                 return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
                 self._batches = self._steps.batches
+                remedy = "repeat() it in input_fn"
+                if not self._steps.inputs.position:
+                    remedy = (
+                        "a whole batch is missing: repeat() examples before batch(..., "
+                        "drop_remainder=True), or use smaller batches"
+                    )
                 raise errors.ConfigError(
                     f"expected training data for {self._learner.num_steps} steps, but it ended "
-                    f"after {self.step}; repeat() it in input_fn"
+                    f"after {self.step}; {remedy}"
                 ) from None
             except Diverged:
                 self._reports.flush(self.step)  # The last metrics may show why.
@@ -284,14 +292,6 @@ class Training:
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
         # The call stopped early if the data ended.
         count = min(call.count, self._steps.batches - call.batch)
-        if not isinstance(metrics, Mapping) or any(
-            getattr(value, "shape", None) != (count,) or value.dtype.is_complex
-            for value in metrics.values()
-        ):
-            raise errors.ConfigError(
-                "expected step_fn to return real scalars by name, such as {'loss': loss}, got "
-                f"{_kinds(metrics)}; return a dictionary of means over the batch"
-            )
         prefix = f"{call.phase.name}_" if call.phase.name else ""
         metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
         steps = [(call.batch + i) // self._steps.batches_per_step + 1 for i in range(count)]
@@ -558,6 +558,32 @@ def _compile(
     return replicator.make_evaluation(data.sums_fn, data.input_fn, evaluation.global_batch_size)
 
 
+class _Sums(dict):
+    """Sums by name, one of which may be missing."""
+
+    def __missing__(self, name: Any) -> Any:
+        raise errors.ConfigError(
+            "expected evaluation().metrics_fn to use the sums that sums_fn returns "
+            f"({', '.join(map(str, self))}), got {name!r}; correct the name"
+        )
+
+
+def _check_figures(evaluation: Evaluation, sums: Any) -> None:
+    """Raises `ConfigError` before the first step if `metrics_fn` would make no figures of sums.
+
+    It fails for more reasons than wrong names, and not all numbers suit it, so that its other
+    errors are left to the first evaluation.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            figures = evaluation.metrics_fn(_Sums(sums) if isinstance(sums, Mapping) else sums)
+        evaluation.best_figure(_as_figures(figures))
+    except errors.ConfigError:
+        raise
+    except Exception:
+        return
+
+
 def _as_figures(found: Any) -> dict[str, float]:
     """Converts the result of `metrics_fn` to figures; raises `ConfigError` if it is invalid."""
     try:
@@ -589,15 +615,6 @@ def _score_of_best(best: Checkpointer, evaluation: Evaluation) -> float | None:
         return None
     is_known = evaluation.best.removeprefix("-") in figures
     return _score(evaluation, figures) if is_known else None
-
-
-def _kinds(metrics: Any) -> str:
-    """Describes what a call has returned, by shapes for one step."""
-    if isinstance(metrics, Mapping):
-        return ", ".join(f"{name}: {_kinds(value)}" for name, value in metrics.items())
-    if hasattr(metrics, "dtype"):
-        return f"{metrics.dtype.name} {list(metrics.shape)[1:]}"
-    return type(metrics).__name__
 
 
 @contextlib.contextmanager

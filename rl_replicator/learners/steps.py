@@ -1,6 +1,7 @@
 """The compiled steps of a learner: its phases, and the input that they share."""
 
 import dataclasses
+from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
 
@@ -129,8 +130,9 @@ class Steps:
         if (phase.name, count) not in self._compiled:
 
             def step_fn(batch: Any) -> Any:
+                metrics = leaves.as_tensors(phase.step_fn(batch), "from step_fn")
                 # Averaged here and not on the host, where the devices would have to wait for it.
-                return collectives.all_mean(leaves.as_tensors(phase.step_fn(batch), "from step_fn"))
+                return collectives.all_mean(_scalars(metrics))
 
             self._compiled[phase.name, count] = self._replicator.replicate(
                 step_fn, self.inputs, steps_per_call=count
@@ -164,6 +166,32 @@ class Steps:
             return tf.nest.pack_sequence_as(spec, flat)
 
         return source if first.shape[0] else source.map(checked)
+
+
+@tf.autograph.experimental.do_not_convert
+def _scalars(metrics: Any) -> dict[str, tf.Tensor]:
+    """Returns the metrics of a step; raises `ConfigError` unless they are real scalars by name."""
+    if not isinstance(metrics, Mapping) or not all(map(_is_real_scalar, metrics.values())):
+        raise errors.ConfigError(
+            "expected step_fn to return real scalars by name, such as {'loss': loss}, got "
+            f"{_kinds(metrics)}; return a dictionary of means over the batch"
+        )
+    return {name: tf.ensure_shape(x, []) for name, x in metrics.items()}
+
+
+def _is_real_scalar(x: Any) -> bool:
+    if not isinstance(x, tf.Tensor) or x.shape.rank not in (0, None):
+        return False
+    return x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool
+
+
+def _kinds(metrics: Any) -> str:
+    if isinstance(metrics, Mapping):
+        return ", ".join(f"{name}: {_kinds(value)}" for name, value in metrics.items())
+    if isinstance(metrics, tf.Tensor):
+        rank = metrics.shape.rank
+        return f"{metrics.dtype.name} {'[...]' if rank is None else metrics.shape.as_list()}"
+    return type(metrics).__name__
 
 
 def _check(phases: tuple[Phase, ...]) -> None:

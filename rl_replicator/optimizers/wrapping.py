@@ -294,7 +294,15 @@ class _Keras(Wrapped, tf.keras.optimizers.Optimizer):
             _apply_weight_decay=super(tf.keras.optimizers.Optimizer, local)._apply_weight_decay,
         )
         pairs = zip(updates, targets, strict=True)
-        local.apply_gradients(list(pairs), skip_gradients_aggregation=True)
+        try:
+            local.apply_gradients(list(pairs), skip_gradients_aggregation=True)
+        except KeyError as error:  # Keras finds slots by variable.
+            raise errors.ConfigError(
+                "expected the variables for which the optimizer has slots, which are those of its "
+                f"first step, got others (Keras: {str(error.args[0]).partition('. ')[0]}); call "
+                "replicator.build_optimizer first with the parameters of all networks (or the "
+                "optimizer's build, in a model_fn), or use one optimizer for each"
+            ) from None
 
 
 class _ReplicaLocal:
@@ -397,6 +405,7 @@ def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
     if _PARAMETERS.setdefault(optimizer, given) != given:
         first = ", ".join(known.deref().name for known in _PARAMETERS[optimizer])
         names = ", ".join(parameter.name for parameter in parameters)
+        names = "others of the same names" if names == first else names
         raise errors.ConfigError(
             f"expected the optimizer's first parameters in their order ({first}), got {names}; "
             "use one optimizer for each list of parameters, and None as the gradient of those "

@@ -312,10 +312,7 @@ def _stored(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
 def _check_same(
     path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any], free: Collection[str]
 ) -> None:
-    differences = [
-        f"{name} was {old!r} and is now {new!r}"
-        for name, old, new in _differences("", there, wanted, free)
-    ]
+    differences = list(_differences("", there, wanted, free))
     if differences:
         kind = there.get("trainable")
         kind = kind if kind in (SWEEP, SUITE) else "run"
@@ -327,7 +324,8 @@ def _check_same(
 
 def _differences(
     prefix: str, old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str]
-) -> Iterator[tuple[str, Any, Any]]:
+) -> Iterator[str]:
+    """Yields what distinguishes two identities, in words."""
     for key in sorted(set(old) | set(new)):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
@@ -335,7 +333,13 @@ def _differences(
         elif f"{prefix}{key}" in free or b == AUTO:  # "auto" adopts the value of the run.
             continue
         elif a != b and (a == a or b == b):  # NaN differs from itself.
-            yield f"{prefix}{key}", a, b
+            name = f"{prefix}{key}"
+            if key not in old:
+                yield f"{name} is {b!r}, and the run was made before it existed"
+            elif key not in new:
+                yield f"{name} was {a!r}, and does not exist any more"
+            else:
+                yield f"{name} was {a!r} and is now {b!r}"
 
 
 def adopted(config: Any, stored: Mapping[str, Any]) -> Any:

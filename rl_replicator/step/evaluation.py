@@ -65,6 +65,16 @@ class EvaluationStep:
             )
         return tf.nest.pack_sequence_as(nest, totals)
 
+    def example(self) -> Any:
+        """Returns ones in place of sums, in the form in which a call returns them."""
+
+        def ones(x: Any) -> Any:
+            if x is None:
+                return None
+            return _wide(tf.ones([d or 1 for d in (x.shape if x.shape.rank else [])], x.dtype))
+
+        return tf.nest.map_structure(ones, self._step.template)
+
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Callable from any thread."""
         self._inputs.cancel()

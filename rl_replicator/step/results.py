@@ -46,16 +46,18 @@ def split(outputs: Any, num_replicas: int) -> tuple[Any, ...]:
     """Splits outputs into the result of each replica of this process; the inverse of `join`.
 
     Args:
-      outputs: a nest; leaves other than `PerReplica` belong to every replica.
+      outputs: a nest; NumPy arrays and numbers belong to every replica.
       num_replicas: number of replicas of this process.
 
     Raises:
       ConfigError: if the outputs are those of another number of replicas.
     """
     for path, leaf in leaves.with_paths(outputs):
-        if isinstance(leaf, PerReplica) and len(leaf.values) != num_replicas:
+        # The tensors of several replicas are always in a `PerReplica`.
+        found = len(leaf.values) if isinstance(leaf, PerReplica) else int(tf.is_tensor(leaf))
+        if found and found != num_replicas:
             raise errors.ConfigError(
-                f"expected outputs of {num_replicas} replica(s), got {len(leaf.values)}"
+                f"expected outputs of {num_replicas} replica(s), got {found}"
                 f"{leaves.place(path)}; use the replicator whose step returned them"
             )
 

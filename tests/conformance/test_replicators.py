@@ -215,6 +215,10 @@ def test_what_is_gathered_and_reduced(replicator):
         different = {"a": outputs_of([tf.zeros([1 + i, 2]) for i in range(4)], replicator)}
         with pytest.raises(rr.ConfigError, match=r"\['a'\].*\(1, 2\), \(2, 2\)"):
             replicator.gather(different)
+        plain = {"a": tf.constant(1.0), "b": 2.0}  # The outputs of one replica, and a number.
+        with pytest.raises(rr.ConfigError, match=rf"outputs of {n} .*, got 1 at \['a'\]; use"):
+            replicator.reduce("sum", plain)
+        assert replicator.reduce("sum", plain["b"]) == 2.0 * n
 
 
 def test_a_callable_input(replicator):

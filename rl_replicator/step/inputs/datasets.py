@@ -167,7 +167,12 @@ class DatasetInputs(contract.Inputs):
                 self._num_cancels = max(0, self._num_cancels - 1)
             return contract.cancelled()
         if status == contract.END:
-            self._end = errors.EndOfData("the dataset has ended; repeat() it to train longer")
+            self._end = errors.EndOfData(
+                "the dataset has no element for a step: batch(drop_remainder=True) drops a batch "
+                "that is not full"
+                if self.position == self._first
+                else "the dataset has ended; repeat() it to train longer"
+            )
         else:
             self._end = self._own_error() or errors.StepFailed(
                 "the input of another process failed, see there"

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import tempfile
 
 import numpy as np
 import pytest
@@ -78,3 +79,9 @@ def test_what_can_be_converted():
     dtypes = [converted["b"][0].dtype, converted["b"][2].dtype, converted["a"].second.dtype]
     assert dtypes == [tf.int32, tf.bool, tf.float64] and converted["c"].dtype == tf.string
     np.testing.assert_array_equal(converted["d"], [[0, 0], [1, 1]])
+
+
+def test_autograph_needs_a_folder_for_its_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(rr.DiskError, match="AutoGraph writes code, got .*No such file.*set TMPDIR"):
+        leaves.converted(lambda x: x)

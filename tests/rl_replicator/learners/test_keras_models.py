@@ -508,6 +508,20 @@ def test_a_model_without_trainable_weights_keeps_its_loss():
     assert step()["loss"] == step()["loss"] > 0
 
 
+def test_a_run_cannot_be_continued_with_other_frozen_layers(tmp_path):
+    def model_fn(config: Config) -> tf.keras.Model:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(2)])
+        model.layers[1].trainable = config.steps == 1
+        model.compile("sgd", "mse")
+        return model
+
+    make, replicator = learners.from_keras(model_fn, data_fn), rr.make("single_device")
+    run, options = RunDirectory(tmp_path), RunOptions(steps_per_call=1)
+    Training(replicator, make(replicator, Config(steps=1)), run, options).run()
+    with pytest.raises(rr.CheckpointError, match="'weights/not_trainable/0': expected float32"):
+        Training(replicator, make(replicator, Config(steps=2)), run, options)
+
+
 def test_what_cannot_be_evaluated_is_refused():
     def vector(config: Config) -> tf.keras.Model:
         return linear(config, metrics=[tf.keras.metrics.F1Score(None, 0.5, name="each")])

@@ -35,6 +35,7 @@ from tests.rl_replicator.learners.tiny_learners import (
     Varying,
     Waiting,
     WaitingForReference,
+    X,
     Y,
 )
 
@@ -303,13 +304,33 @@ def test_without_a_best_checkpoint_the_next_evaluation_is_the_best(tmp_path, cap
     assert "counts as the best one so far" in caplog.text
 
 
-def test_unknown_best_figure(tmp_path):
-    _, training = make(Regression, tmp_path, best="accuracy")
+def test_wrong_names_are_found_before_the_first_step(tmp_path):
+    class Misspelt(Regression):
+        def evaluation(self):
+            return dataclasses.replace(
+                super().evaluation(), metrics_fn=lambda sums: {"error": sums["eror"]}
+            )
+
     with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
+        make(Regression, tmp_path, best="accuracy")
+    match = r"the sums that sums_fn returns \(error, examples\), got 'eror'; correct"
+    with pytest.raises(errors.ConfigError, match=match):
+        make(Misspelt, tmp_path)
+
+
+def test_a_mistake_in_the_figures_loses_no_steps(tmp_path):
+    class Failing(Regression):
+        def evaluation(self):
+            def metrics_fn(sums):
+                raise ZeroDivisionError
+
+            return dataclasses.replace(super().evaluation(), metrics_fn=metrics_fn)
+
+    _, training = make(Failing, tmp_path)
+    with pytest.raises(ZeroDivisionError):
         training.run()
     assert Checkpointer(tmp_path / "checkpoints").latest().step == 15
-    _, training = make(Regression, tmp_path, steps=15, best="error")
-    training.run()  # Repeats the evaluation that failed.
+    make(Regression, tmp_path, steps=15)[1].run()  # Repeats the evaluation that failed.
     assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [15]
 
 
@@ -348,6 +369,16 @@ def test_data_that_ends(tmp_path):
     with pytest.raises(errors.ConfigError, match="for 10 steps, but it ended after 5; repeat"):
         training.run()
     assert training.step == 5 and Checkpointer(tmp_path / "checkpoints").is_empty
+
+
+def test_data_without_a_whole_batch(tmp_path):
+    class Short(Regression):
+        def input_fn(self, context):
+            data = tf.data.Dataset.from_tensor_slices((X[:7], Y[:7]))
+            return data.batch(12, drop_remainder=True).repeat()
+
+    with pytest.raises(errors.ConfigError, match="ended after 0; a whole batch is missing: repeat"):
+        make(Short, tmp_path)[1].run()
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_has_each_row_once(tmp_path):
@@ -520,15 +551,16 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypa
         (lambda loss: {"loss": loss, "aux": {"a": loss}}, r"loss: float32 \[\], aux: a: float32"),
         (lambda loss: {"aux": None}, "aux: NoneType; return"),
         (lambda loss: {"z": tf.complex(loss, loss)}, r"z: complex64 \[\]; return"),
+        (lambda loss: {"name": "a"}, r"name: string \[\]; return"),
     ],
-    ids=["vector", "nested", "none", "complex"],
+    ids=["vector", "nested", "none", "complex", "text"],
 )
 def test_metrics_that_are_no_numbers(tmp_path, monkeypatch, metrics, got):
     step_fn = Regression.step_fn
     changed = lambda self, batch: metrics(step_fn(self, batch)["loss"])  # noqa: E731
     monkeypatch.setattr(Regression, "step_fn", changed)
     with pytest.raises(errors.ConfigError, match=f"real scalars by name, .*, got {got}"):
-        make(Regression, tmp_path)[1].run()
+        make(Regression, tmp_path)
 
 
 @pytest.mark.parametrize("found", [None, {"error": "good"}])
@@ -537,7 +569,6 @@ def test_figures_that_are_no_numbers(tmp_path, found):
         def evaluation(self):
             return dataclasses.replace(super().evaluation(), metrics_fn=lambda sums: found)
 
-    _, training = make(Odd, tmp_path)
     match = f"metrics_fn to return numbers by name.* got {re.escape(repr(found))};"
     with pytest.raises(errors.ConfigError, match=match):
-        training.run()
+        make(Odd, tmp_path)

@@ -106,6 +106,42 @@ def test_other_attributes_are_those_of_the_inner_optimizer():
     assert not hasattr(wrapped, "apply_gradients")  # That is Keras's method.
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "keras adam",
+            r"slots, .* got others \(Keras: The .* variable w:0\); call .*build_optimizer",
+        ),
+        ("sonnet adam", r"in their order \(w:0\), got others of the same names; use one"),
+    ],
+)
+def test_one_optimizer_for_two_networks(kind, message):
+    """A Keras optimizer serves both once it is built for both."""
+    chosen = replicator(2)
+
+    def train(is_built):
+        with chosen.scope():
+            networks = [tf.Variable(1.0, name="w") for _ in range(2)]
+            optimizer = chosen.wrap_optimizer(OPTIMIZERS[kind]())
+        if is_built:
+            chosen.build_optimizer(optimizer, networks)
+
+        def step_fn(x):
+            for w in networks:
+                optimizer.apply([x * w], [w])
+
+        inputs = chosen.make_inputs(lambda context: lambda: tf.ones([]))
+        chosen.replicate(step_fn, inputs)()
+        return [float(w.numpy()) for w in networks]
+
+    with pytest.raises(rr.ConfigError, match=message):
+        train(is_built=False)
+    if kind == "keras adam":
+        one, other = train(is_built=True)
+        assert one < 1.0 and other < 1.0
+
+
 class OnlyUp(snt.Optimizer):
     """A user's own optimizer, whose Python code AutoGraph has to convert."""
 

@@ -50,6 +50,20 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
         pass
 
 
+def test_settings_that_only_the_code_or_the_run_has(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.describe("agent", {"config": {"a": 1, "gone": 2}}, {})
+    match = (
+        r"\(config.b is 0.0, and the run was made before it existed; config.gone was 2, and does "
+        r"not exist any more\); use its"
+    )
+    with (
+        pytest.raises(UsageError, match=match),
+        run.opened("agent", {"config": {"a": 1, "b": 0.0}}),
+    ):
+        pass
+
+
 def new(root):
     return choose(root, "task", "agent", {}, None, resume=False)
 

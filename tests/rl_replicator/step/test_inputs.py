@@ -538,3 +538,11 @@ def test_the_garbage_collector_does_not_wait_for_a_generator():
     is_collected = collected.wait(60)
     release.set()
     assert is_collected
+
+
+def test_data_without_an_element_says_so():
+    replicator = rr.make("single_device")
+    data = tf.data.Dataset.range(3).batch(4, drop_remainder=True).repeat()
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: data))
+    with pytest.raises(rr.EndOfData, match=r"no element for a step: batch\(drop_remainder=True\)"):
+        step()
