@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,6 +208,8 @@ def _render(
 ) -> np.ndarray:
     """Renders Gymnasium's own image and resizes it; without a width, it keeps its aspect.
 
+    Several images stand side by side.
+
     Raises:
       EnvironmentDataError: if it is not uint8 [height, width, 3].
       EnvironmentSpecError: if a camera other than the environment's is requested.
@@ -222,6 +226,8 @@ def _render(
     except gymnasium.error.DependencyNotInstalled as error:
         reason = " ".join(str(error).split())
         raise RenderingUnavailableError(f"expected what draws {name}, got: {reason}") from error
+    if getattr(frame, "ndim", 3) == 4 or isinstance(frame, (list, tuple)):
+        frame = np.concatenate(frame, axis=1)  # Views of several cameras.
     frame = flat.checked_frame(frame, name)
     if width is None:  # Encoders of films take multiples of 16.
         width = max(1, round(height * frame.shape[1] / frame.shape[0] / 16)) * 16
@@ -235,23 +241,28 @@ def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
     Gymnasium does so only when it makes the viewer, with the first frame. If another viewer is then
     made or freed in the same thread, the context is no longer current, and frames are black.
     """
-    renderer = _mujoco_renderer(environment)
-    if renderer is None:
-        yield
+    module: Any = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
+    # Without a renderer, too: some environments make it when they draw their first frame.
+    try:
+        kind = rendering.enable().kind
+    except RenderingUnavailableError:
+        if module is not None:
+            raise
+        yield  # Others, such as those of pygame, need no OpenGL.
         return
-    with gl_context.previous_restored(rendering.enable().kind):
-        viewer = getattr(renderer, "viewer", None)
+    with gl_context.previous_restored(kind):
+        viewer = getattr(module and _held(environment, module.MujocoRenderer), "viewer", None)
         if viewer is not None:
             viewer.make_context_current()
         yield
 
 
-def _mujoco_renderer(environment: Any) -> Any:
-    """Returns the renderer of an environment, or of one that it holds; None if there is none."""
-    own = getattr(environment.unwrapped, "mujoco_renderer", None)
-    held = getattr(environment.unwrapped, "__dict__", {}).values()
-    inner = (_mujoco_renderer(value) for value in held if isinstance(value, gymnasium.Env))
-    return own or next(filter(None, inner), None)
+def _held(environment: Any, kind: Any) -> Any:
+    """Returns an object that an environment, or one that it holds, has; None if there is none."""
+    values = getattr(environment.unwrapped, "__dict__", {}).values()
+    own = (value for value in values if isinstance(value, kind))
+    inner = (_held(value, kind) for value in values if isinstance(value, gymnasium.Env))
+    return next(filter(None, itertools.chain(own, inner)), None)
 
 
 def _resized(frame: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -121,19 +121,27 @@ def previous_restored(kind: str) -> Iterator[Any]:
       kind: the kind of OpenGL that is enabled, `Renderer.kind`.
     """
     library = importlib.import_module(f"mujoco.{kind}")
-    before = library.EGL.eglGetCurrentContext() if kind == "egl" else None
+    display, *before = _current(library.EGL) if kind == "egl" else [None]
     try:
         yield library
     finally:
         if kind == "egl":
-            none = library.EGL.EGL_NO_SURFACE
-            library.EGL.eglMakeCurrent(
-                library.EGL_DISPLAY, none, none, before or library.EGL.EGL_NO_CONTEXT
-            )
+            egl = library.EGL
+            if not display:  # No context was current.
+                display = egl.eglGetCurrentDisplay()
+                before = [egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT]
+            if display:
+                egl.eglMakeCurrent(display, *before)
         elif kind == "osmesa":  # dm_control uses OSMesa in its own threads.
             library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
         else:
             library.glfw.make_context_current(None)
+
+
+def _current(egl: Any) -> list[Any]:
+    """Returns this thread's display, surfaces and context, which other libraries may have made."""
+    surfaces = [egl.eglGetCurrentSurface(kind) for kind in (egl.EGL_DRAW, egl.EGL_READ)]
+    return [egl.eglGetCurrentDisplay(), *surfaces, egl.eglGetCurrentContext()]
 
 
 def _close_unreachable() -> None:

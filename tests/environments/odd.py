@@ -175,6 +175,30 @@ class Drawing(Odd):
 gymnasium.register("tests/Drawing-v0", Drawing)
 
 
+class DrawnLate(Odd):
+    """Makes Gymnasium's renderer of MuJoCo with the first frame, under a name of its own."""
+
+    def __init__(self, render_mode=None):
+        import mujoco
+
+        super().__init__()
+        self.model = mujoco.MjModel.from_xml_string(
+            "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
+        )
+        self.data = mujoco.MjData(self.model)
+        mujoco.mj_forward(self.model, self.data)
+        self._drawer = None
+
+    def render(self):
+        from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+
+        self._drawer = self._drawer or MujocoRenderer(self.model, self.data, None, 64, 48)
+        return self._drawer.render("rgb_array")
+
+
+gymnasium.register("tests/DrawnLate-v0", DrawnLate)
+
+
 class Holding(Odd):
     """Holds an environment that draws with Gymnasium's renderer of MuJoCo."""
 

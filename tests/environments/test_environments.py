@@ -257,6 +257,14 @@ def test_gymnasium_pictures_have_the_wanted_size():
         silent.render()
 
 
+def test_pictures_of_several_cameras_stand_side_by_side():
+    views = [np.full((30, 40, 3), brightness, np.uint8) for brightness in (10, 20)]
+    for pictures in (views, np.stack(views)):
+        drawn = type("Drawn", (gymnasium_fake.Seven,), {"render": lambda _, frame=pictures: frame})
+        frame = environments.adapt(drawn(terminates=True)).render(30)
+        np.testing.assert_array_equal(frame[0, :, 0], [10] * 40 + [20] * 40)
+
+
 def test_the_transparency_of_pictures_is_left_out():
     environment = environments.make("tests.environments.odd:transparent", seed=0)
     np.testing.assert_array_equal(environment.render(8, 8)[0, 0], [100, 150, 200])
@@ -268,7 +276,7 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
         (np.full((30, 40, 3), 0.5, np.float32), r"float32 \[30, 40, 3\]"),
         (np.zeros((30, 40), np.uint8), r"uint8 \[30, 40\]"),
         (np.zeros((30, 40, 2), np.uint8), r"uint8 \[30, 40, 2\]"),
-        ([np.zeros((30, 40, 3), np.uint8)], r"uint8 \[1, 30, 40, 3\]"),
+        ([np.zeros((30, 40), np.uint8)] * 2, r"uint8 \[30, 80\]"),
         (np.zeros((0, 40, 3), np.uint8), r"uint8 \[0, 40, 3\]"),
         (None, "None"),
     ):

@@ -211,6 +211,7 @@ def test_terrain_is_drawn_anew(renderer):
         # Even if nothing has imported MuJoCo before, and if the viewer belongs to a held object.
         ("gym:tests.environments.odd:tests/Drawing-v0", []),
         ("gym:tests.environments.odd:tests/Holding-v0", []),
+        ("gym:tests.environments.odd:tests/DrawnLate-v0", []),
     ],
 )
 def test_a_user_may_draw_the_first_frame(renderer, fresh, name, wrap):
