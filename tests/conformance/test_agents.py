@@ -22,6 +22,7 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
+from agents.learning.weights import copy_variables
 from agents.replay.frames import FrameLayout
 from agents.replay.transitions import Sample
 from environments.engines import EnvironmentsInTurn
@@ -76,10 +77,6 @@ def small_config(kind, **changes):
     return dataclasses.replace(config, **(settings | changes))
 
 
-# Batch norm over all replicas, in every network.
-XQC = {"torso": "xqc", "policy_average": 1}
-
-
 def small_agent(name, source, **changes):
     command = COMMANDS[name]
     if source == "state":
@@ -122,7 +119,7 @@ def make_module(agent, replicator, seed=5):
 
 
 def train(agent, replicator_name):
-    """Trains on fixed batches; returns all floating-point variables."""
+    """Trains on fixed batches; returns the module."""
     replicator = rr.make(replicator_name)
     module = make_module(agent, replicator)
     samples = make_samples(agent, STEPS * BATCH)
@@ -135,20 +132,23 @@ def train(agent, replicator_name):
     for _ in range(STEPS // 3):
         step()
     assert int(module.num_steps.numpy()) == STEPS
-    return [v.numpy() for v in module.variables if v.dtype.is_floating]
+    return module
+
+
+def check_equal(one, other):
+    """Asserts that all floating-point variables of two modules are equal up to rounding."""
+    one, other = ([v for v in x.variables if v.dtype.is_floating] for x in (one, other))
+    assert len(one) == len(other) > 10
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-3, atol=2e-4, err_msg=a.name)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("other", "source", "changes"),
-    [
-        ("multi_device:2", "pixels", {}),
-        ("mesh:data=2", "state", {}),
-        ("multi_device:2", "state", XQC),
-    ],
+    ("other", "source"), [("multi_device:2", "pixels"), ("mesh:data=2", "state")]
 )
 @pytest.mark.parametrize("name", COMMANDS)
-def test_replicas_and_meshes_train_as_one_device_does(name, other, source, changes, monkeypatch):
+def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monkeypatch):
     """Including shifts and delayed updates; each agent's test_reference.py covers states.
 
     On replicas, also including noise. DTensor draws it separately on each device of a mesh, so it
@@ -156,11 +156,22 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, source, chang
     """
     if other.startswith("mesh"):
         monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
-    agent = small_agent(name, source, **changes)
-    one, many = train(agent, "single_device"), train(agent, other)
-    assert len(one) == len(many) > 10
-    for index, (a, b) in enumerate(zip(one, many, strict=True)):
-        np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
+    agent = small_agent(name, source)
+    check_equal(train(agent, "single_device"), train(agent, other))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "pair"), [("d4pg", {"num_critics": 2}), ("td3", {}), ("sac", {})])
+def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, pair):
+    agent = small_agent(name, "state", torso="xqc", policy_average=1, **pair)
+    module = train(agent, "single_device")
+    check_equal(module, train(agent, "multi_device:2"))
+    networks = {"policy": module.online.policy, "critic": module.online.critic}
+    for path, array in copy_variables(networks, networks).items():
+        if path.endswith("/w"):
+            np.testing.assert_allclose(np.linalg.norm(array, axis=0), 1, rtol=1e-5, err_msg=path)
+        if path.endswith("/average") and "variance" in path:
+            assert np.abs(array - 1).max() > 1e-3, path
 
 
 @pytest.mark.parametrize("name", COMMANDS)

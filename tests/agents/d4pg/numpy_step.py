@@ -22,6 +22,7 @@ class Settings:
     atoms: np.ndarray
     policy_learning_rate: float
     critic_learning_rate: float
+    weight_decay: float
     target_update_period: int
     target_update_rate: float
     preactivation_penalty: float
@@ -112,10 +113,10 @@ def gradient(loss, weights: Weights, names) -> Weights:
 
 
 class Adam:
-    """Kingma & Ba 2015, Algorithm 1, as written there."""
+    """Kingma & Ba 2015, Algorithm 1; with a decay, Loshchilov & Hutter 2019, Algorithm 2."""
 
-    def __init__(self, learning_rate: float):
-        self._rate, self._t = learning_rate, 0
+    def __init__(self, learning_rate: float, weight_decay: float = 0.0):
+        self._rate, self._decay, self._t = learning_rate, weight_decay, 0
         self._m: Weights = {}
         self._v: Weights = {}
 
@@ -128,7 +129,8 @@ class Adam:
             self._v[name] = 0.999 * self._v.get(name, 0.0) + 0.001 * g * g
             m_hat = self._m[name] / (1 - 0.9**self._t)
             v_hat = self._v[name] / (1 - 0.999**self._t)
-            new[name] = weights[name] - self._rate * m_hat / (np.sqrt(v_hat) + 1e-8)
+            direction = m_hat / (np.sqrt(v_hat) + 1e-8) + self._decay * weights[name]
+            new[name] = weights[name] - self._rate * direction
         return new
 
 
@@ -153,8 +155,8 @@ class NumpyD4PG:
         # For every norm of a gradient, whether it is over its limit.
         self.clipped_actions: list[bool] = []
         self.clipped_gradients: list[bool] = []
-        self._policy_adam = Adam(settings.policy_learning_rate)
-        self._critic_adam = Adam(settings.critic_learning_rate)
+        self._policy_adam = Adam(settings.policy_learning_rate, settings.weight_decay)
+        self._critic_adam = Adam(settings.critic_learning_rate, settings.weight_decay)
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""

@@ -88,6 +88,7 @@ CASES = {
         {
             "num_critics": 2,
             "value_scale": "returns",
+            "weight_decay": 0.3,
             "target_update_rate": 0.3,
             "max_action_gradient_norm": 0.035,
         },
