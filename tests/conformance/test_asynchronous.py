@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.backends.parameter_server import scheduler, serving, step, watch
+from rl_replicator.backends.parameter_server import scheduler, serving, watch
 from rl_replicator.processes import ports
 from tests.suite import forked
 
@@ -273,24 +273,3 @@ def test_bound_holds_in_the_worst_case(max_staleness):
 def test_without_a_bound_the_queue_is_full():
     met, most = run_simulated(scheduler.Bound(None, 4), [1.0, 50.0], 200)
     assert most == 8 and max(met.values()) > 8
-
-
-@pytest.mark.cpu("the versions lie on parameter servers, which use no GPU")
-def test_the_meter_counts_each_update_once():
-    version = tf.Variable(0, dtype=tf.int64)
-    meter = step.Meter(version)
-
-    @tf.function
-    def steps(others):
-        before = meter.before()
-        with tf.control_dependencies([before]):
-            version.assign_add(others)
-        meter.after(before)
-
-    for others in (3, 1, 0, 2):
-        steps(tf.constant(others, tf.int64))
-    found = meter.read()
-    assert found == step.Staleness(steps=4, total=6, max=3) and found.mean == 1.5
-    assert int(version.numpy()) == 10
-    assert meter.owns(version) and not meter.owns(tf.Variable(0))
-    assert step.Staleness().mean == 0.0

@@ -30,7 +30,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
     come from Python code such as a generator.
 
     The staleness of a step is the number of updates by other steps between its read of the
-    variables and its own update. `max_staleness` bounds it, and `step.staleness()` returns it.
+    variables and its own update. `max_staleness` bounds it.
     Every step is taken at least once: if a worker dies, another repeats its call, while the updates
     that it made remain. The repeated call also counts towards the bound.
 
@@ -89,8 +89,6 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             2 * self.num_workers,
         )
         super().__init__(_WorkersHost(strategy, servers, self._schedule))
-        with self.scope():
-            self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
 
     @property
     def is_concurrent(self) -> bool:
@@ -124,7 +122,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
     def _make_step(self, *arguments: Any) -> asynchronous_step.AsynchronousStep:
         step_fn, inputs, steps_per_call, _ = arguments  # One replica has nothing to compare.
         return asynchronous_step.AsynchronousStep(
-            self._host, self._schedule, self._version, step_fn, inputs, steps_per_call
+            self._host, self._schedule, step_fn, inputs, steps_per_call
         )
 
 

@@ -1,7 +1,6 @@
 """The step of an asynchronous replicator, which any idle worker runs, ahead of its caller."""
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,72 +12,6 @@ from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.step import compiled, output_arrays, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
-
-_MOST_UPDATES = 2**62
-
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of several steps.
-
-    Attributes:
-      steps: number of steps.
-      total: sum of their staleness.
-      max: greatest staleness of a step.
-    """
-
-    steps: int = 0
-    total: int = 0
-    max: int = 0
-
-    @property
-    def mean(self) -> float:
-        """Mean staleness of a step; 0 without steps."""
-        return self.total / self.steps if self.steps else 0.0
-
-
-class Meter:
-    """Measures the staleness of steps on a parameter server, without a reply to the worker."""
-
-    def __init__(self, version: tf.Variable):
-        """Creates a variable on the same server as `version`.
-
-        Args:
-          version: int64 scalar on a parameter server, the number of updates of all steps.
-        """
-        self._version = version
-        with tf.init_scope(), tf.device(version.device):
-            # Number of steps, sum and maximum of their staleness.
-            self._counts = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="staleness")
-
-    def owns(self, variable: tf.Variable) -> bool:
-        """Whether it is a variable of the meter."""
-        return variable is self._version or variable is self._counts
-
-    def before(self) -> tf.Tensor:
-        """Returns the number of updates so far; traced before a step."""
-        return self._version.read_value()
-
-    def after(self, before: tf.Tensor) -> None:
-        """Counts a step's update, and the updates by others during the step; traced after it.
-
-        Args:
-          before: return value of `before`.
-        """
-        with tf.device(self._version.device):
-            # Reads and increments in one operation, so that every update is counted exactly once.
-            now = tf.raw_ops.ResourceCountUpTo(
-                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
-            )
-            stale = now - before
-            self._counts.assign_add(tf.stack([1, stale, 0]), read_value=False)
-            tf.raw_ops.ResourceScatterNdMax(
-                ref=self._counts.handle, indices=[[2]], updates=[stale], use_locking=True
-            )
-
-    def read(self) -> Staleness:
-        """Returns the staleness of all steps so far."""
-        return Staleness(*self._counts.numpy().tolist())
 
 
 class AsynchronousStep(compiled.ReplicatedStep):
@@ -96,7 +29,6 @@ class AsynchronousStep(compiled.ReplicatedStep):
         self,
         host: host_lib.Host,
         schedule: scheduler.CallScheduler,
-        version: tf.Variable,
         step_fn: Callable[[Any], Any],
         inputs: asynchronous_inputs.WorkerInputs,
         steps_per_call: int | None,
@@ -106,7 +38,6 @@ class AsynchronousStep(compiled.ReplicatedStep):
         Args:
           host: host of the replicator.
           schedule: scheduler of the replicator, which all its steps share.
-          version: variable on a parameter server that counts the updates of all steps.
           step_fn: see `Replicator.replicate`.
           inputs: see `Replicator.replicate`.
           steps_per_call: see `Replicator.replicate`.
@@ -117,8 +48,6 @@ class AsynchronousStep(compiled.ReplicatedStep):
         # Finished calls whose steps were not all returned yet: number of steps, and outputs.
         self._done: collections.deque[tuple[int, list[tf.Tensor]]] = collections.deque()
         self._num_done = 0  # Steps in `_done`.
-        with host.registry.recording():
-            self._meter = Meter(version)
         self._error: Exception | None = None
         self._generation = inputs.generation
         super().__init__(host, step_fn, inputs, steps_per_call)
@@ -158,13 +87,6 @@ class AsynchronousStep(compiled.ReplicatedStep):
                         return results.join(self._unflatten(self._pop()))
                     raise self._inputs.ended(inputs_lib.END)
                 self._schedule.wait()
-
-    def assigned_variables(self) -> list[tf.Variable]:
-        return [v for v in super().assigned_variables() if not self._meter.owns(v)]
-
-    def staleness(self) -> Staleness:
-        """Returns the staleness of all steps taken, including those not yet returned."""
-        return self._meter.read()
 
     def _begin_more(self) -> None:
         updates = self.steps_per_call or 1
@@ -243,23 +165,3 @@ class AsynchronousStep(compiled.ReplicatedStep):
         self._dtypes = [tf.int64, *(x.dtype for x in one_step.outputs)]
         most = tf.TensorSpec([], tf.int32)
         return call.get_concrete_function(most, *self._inputs.argument_specs)
-
-    def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
-        # In the same graph as the step, so that the parameter server itself orders these two and
-        # the operations on variables, without messages.
-        before = self._meter.before()
-        with tf.control_dependencies([before]):
-            outputs = super()._one_step(*row)
-        with tf.control_dependencies(_operations_on_variables()):
-            self._meter.after(before)
-        return outputs
-
-
-def _operations_on_variables() -> list[tf.Operation]:
-    """Returns the operations on variables in the graph that is being traced."""
-    graph = tf.compat.v1.get_default_graph()
-    return [
-        operation
-        for operation in graph.get_operations()
-        if any(tensor.dtype == tf.resource for tensor in operation.inputs)
-    ]
