@@ -31,7 +31,6 @@ SUITE = {
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
-    "plan": "compares predictions with fourteen training runs, which take 20 minutes",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",

@@ -1,7 +1,6 @@
 """`rl-replicator plan AGENT --env ENV [options]`: measures, predicts, and prints."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from agents.plan.bound import Deployment, Hardware, Prediction, deploy
 from agents.plan.parts import Parts
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import options, trainables
-from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.plain_data import flat, to_plain
 
 _COMMAND = "rl-replicator plan"
@@ -64,16 +63,14 @@ def plan(args: Sequence[str]) -> int:
     if chosen.parts is not None:  # Before the measurement, which would otherwise be lost.
         is_there = chosen.parts.parent.is_dir()
         check_option(is_there, "parts", "a file in a folder that exists", chosen.parts)
-    parts, config = known_parts(
-        trainable, settings, deployment, chosen.parts, chosen.measure_seconds
-    )
-    show(parts, config, deployment, hardware, settings.steps)
+    parts = known_parts(trainable, settings, deployment, chosen.parts, chosen.measure_seconds)
+    show(parts, deployment, hardware, settings.steps)
     return 0
 
 
 def known_parts(
     source: Any, chosen: AgentOptions, run: Deployment, path: Path | None, seconds: float
-) -> tuple[Parts, Any]:
+) -> Parts:
     """Reads the parts from a file, or measures them.
 
     Args:
@@ -82,9 +79,6 @@ def known_parts(
       run: how it is deployed.
       path: the file; it is written if it does not exist. None for none.
       seconds: the duration of the measurement.
-
-    Returns:
-      The parts, and the agent's hyper-parameters.
     """
     spec = chosen.task.spec()  # An unknown environment is noticed before TensorFlow is imported.
     from agents.program import share_processors
@@ -95,7 +89,7 @@ def known_parts(
     source.make_agent(config, spec).make_tables(run.replicas, run.replay_shards)
     settings = measured_settings(source.name, chosen)
     if path is not None and os.path.exists(path):
-        return Parts.load(path, settings), config
+        return Parts.load(path, settings)
     from agents.plan import measurement
 
     print(f"measuring {source.name} on {chosen.env} ...", flush=True)
@@ -104,7 +98,7 @@ def known_parts(
     )
     if path is not None:
         parts.save(path)
-    return parts, config
+    return parts
 
 
 def measured_settings(agent: str, chosen: AgentOptions) -> Mapping[str, Any]:
@@ -120,42 +114,12 @@ def measured_settings(agent: str, chosen: AgentOptions) -> Mapping[str, Any]:
     return {name: value for name, value in flat(to_plain(plain)).items() if name not in _FREE}
 
 
-def is_accepted(config: Any, run: Deployment) -> bool:
-    """Returns whether the replay and the batch would fit each other in a run.
-
-    Args:
-      config: the agent's hyper-parameters, except for the samples per insert.
-      run: how the run is deployed, and its samples per insert.
-    """
-    from agents.replay.table import LearnerDemand, error_buffer
-
-    try:
-        demand = LearnerDemand(run.batch, config.steps_per_call, run.replicas)
-        replay = dataclasses.replace(config.replay, samples_per_insert=run.samples_per_insert)
-        error_buffer(replay, demand, replay.item_length, run.replay_shards)
-    except ConfigError:
-        return False
-    return True
-
-
-def show(parts: Parts, config: Any, run: Deployment, hardware: Hardware, steps: int) -> None:
-    """Prints what was measured and assumed, the prediction, and what would help."""
+def show(parts: Parts, run: Deployment, hardware: Hardware, steps: int) -> None:
+    """Prints what was measured and assumed, and the prediction."""
     print(f"measured on {parts.machine}")
-    _print_rows(_measured(parts, run))
-    print("assumed, not measured")
-    _print_rows(_assumed(hardware))
-    prediction = bound.predict(parts, run, hardware)
-    print(*_predicted(prediction, hardware, steps), sep="\n")
-    changes = bound.best_changes(parts, run, hardware, lambda changed: is_accepted(config, changed))
-    print("what would help" if changes else "no single option makes it faster")
-    for option, gain, found in changes:
-        told = f"{gain:.2f} x, " if math.isfinite(gain) else ""
-        rate = f"{found.environment_steps:,.0f} environment steps/s"
-        print(f"  {option}: {told}{rate}; then {found.resources[0].name}")
-
-
-def _print_rows(rows: Mapping[str, str]) -> None:
-    print(*(f"  {name:<28} {text}" for name, text in rows.items()), sep="\n")
+    print(*(f"  {name:<23} {text}" for name, text in _measured(parts, run).items()), sep="\n")
+    print(f"assumed: {', '.join(_assumed(hardware))}, processors as fast as one of this machine")
+    print(*_predicted(bound.predict(parts, run, hardware), hardware, steps), sep="\n")
 
 
 def _measured(parts: Parts, run: Deployment) -> dict[str, str]:
@@ -180,22 +144,13 @@ def _measured(parts: Parts, run: Deployment) -> dict[str, str]:
     }
 
 
-def _assumed(hardware: Hardware) -> dict[str, str]:
-    """Returns the inputs of the model that cannot be measured on this machine."""
-    rows = {}
-    if (speedup := hardware.device_speedup) is not None:
-        rows[f"--device-speedup {speedup:g}"] = (
-            "speed of a learner step on an accelerator, relative to this machine; there it takes "
-            "no processor"
-        )
-        rows[f"--link-gbps {hardware.link_gbps:g}"] = "Gbit/s between accelerators of a machine"
-    if hardware.machines > 1:
-        gbps, latency = hardware.network_gbps, hardware.latency_us
-        rows[f"--network-gbps {gbps:g}"] = "Gbit/s of a machine, each direction"
-        rows[f"--latency-us {latency:g}"] = "us for each message of an all-reduce"
-    rows[f"--server-cores {hardware.server_cores:g}"] = "processors that a replay server keeps busy"
-    rows["processors"] = "each as fast as one of this machine"
-    return rows
+def _assumed(hardware: Hardware) -> Iterator[str]:
+    """Yields the options that stand for what cannot be measured on this machine."""
+    names = ["server_cores"]
+    names += ["device_speedup", "link_gbps"] if hardware.device_speedup is not None else []
+    names += ["network_gbps", "latency_us"] if hardware.machines > 1 else []
+    for name in names:
+        yield f"--{name.replace('_', '-')} {getattr(hardware, name):g}"
 
 
 def _predicted(prediction: Prediction, hardware: Hardware, steps: int) -> Iterator[str]:
@@ -215,11 +170,12 @@ def _predicted(prediction: Prediction, hardware: Hardware, steps: int) -> Iterat
         f"  {rate:,.0f} environment steps/s, {prediction.learner_steps:,.1f} learner steps/s, "
         f"{minutes} to {steps:,} environment steps"
     )
-    yield f"saturates first: {prediction.resources[0].name}"
-    loads = [(each.load(prediction.actions), each.name) for each in prediction.resources]
-    for load, name in sorted(loads, key=lambda load: -load[0]):
+    first, *others = prediction.resources
+    yield f"saturates first: {first.name}; what moves it: {first.moved_by or 'nothing'}"
+    loads = [(each.load(prediction.actions), each) for each in (first, *others)]
+    for load, each in sorted(loads, key=lambda load: -load[0]):
         if load >= _LEAST_LOAD:
-            yield f"  {load:4.0%} of {name}"
+            yield f"  {load:4.0%} of {each.name:<40} {each.moved_by}".rstrip()
 
 
 def _count(number: int, noun: str) -> str:

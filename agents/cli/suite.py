@@ -17,9 +17,10 @@ from agents.suites.tasks import SUITES, Suite, find, run_name
 from agents.suites.tasks import trials as trials_of
 from agents.task import Task
 from rl_replicator.cli import options, trainables
-from rl_replicator.errors import UsageError, check_option, continuable
-from rl_replicator.experiments.live_table import LiveTable
-from rl_replicator.experiments.trial import Experiment, Trial, TrialRun, TrialState
+from rl_replicator.errors import UsageError, check_option
+from rl_replicator.experiments import driver
+from rl_replicator.experiments.experiment import Experiment
+from rl_replicator.experiments.trial import Trial, TrialRun, TrialState
 from rl_replicator.runs import evaluations, events
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
@@ -27,9 +28,6 @@ from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, 
 _COMMAND = "rl-replicator suite"
 # Options of the runs that the suite itself sets.
 _OURS = ("--env", "--seed", "--resume", "--no-resume", "--config")
-_FAILURE = 1
-# Options of its runs that may change when a suite is continued.
-_FREE = ("env", "steps", *FREE_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class SuiteOptions:
     seeds: int = 1
     """Number of seeds for each task: 1, 2, ..."""
     run_dir: Path = Path("runs/suite")
-    """Directory of the suite, with a directory for each run, results.csv and results.png."""
+    """Directory of the suite, with a directory for each run, and results.csv."""
     agent: str = "d4pg"
     """The agent to train."""
     parallel: int = 1
@@ -73,7 +71,7 @@ def suite(args: Sequence[str]) -> int:
     ours, theirs = options.divide(args, options.names_of(SuiteOptions))
     chosen = options.parse(SuiteOptions, _COMMAND, ours)
     options.check_not_given(theirs, _OURS, _COMMAND)
-    return run(_plan(chosen, theirs))
+    return driver.run(_plan(chosen, theirs))
 
 
 def _plan(chosen: SuiteOptions, theirs: Sequence[str]) -> SuitePlan:
@@ -134,6 +132,9 @@ class SuitePlan(Experiment):
       anchors: published returns at the same number of steps.
     """
 
+    kind = SUITE
+    free = ("env", "steps", *FREE_OPTIONS)
+
     suite: Suite
     steps: int
     seeds: int
@@ -153,55 +154,60 @@ class SuitePlan(Experiment):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that all runs in the suite's directory share, except `_FREE`."""
+        """The settings that all runs in the suite's directory share, except `free`."""
         return {"name": self.agent, **self.options}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Experiment`."""
+        return {"arguments": list(self.arguments), **self.options}
 
-def run(plan: SuitePlan) -> int:
-    """Runs the unfinished runs, and writes the results of all runs in the suite's directory.
-
-    Args:
-      plan: the plan of the suite.
-
-    Returns:
-      Exit status: 0 if all runs are done; 1 if one failed; 128 + signal if one ended it.
-
-    Raises:
-      DiskError: if the disk is full.
-      UsageError: if the directory holds a suite with other settings, or other files, or a run
-        cannot be started, or the results cannot be written at the end.
-    """
-    # Imported here, because Ray takes seconds.
-    from rl_replicator.experiments import tuning
-
-    directory = RunDirectory(plan.run_dir)
-    with (
-        directory.opened(SUITE, plan.identity, _FREE),
-        continuable(f"the suite in {plan.run_dir}"),
-    ):
-        directory.describe(
-            SUITE, plan.identity, {"arguments": list(plan.arguments), **plan.options}
-        )
-        trials = trials_of(plan.suite.tasks, plan.seeds)
+    def begun(self) -> list[Trial]:
+        """Returns all runs; those that are complete are done."""
+        trials = trials_of(self.suite.tasks, self.seeds)
         for one in trials:
-            if _is_done(plan, one):
+            if _is_done(self, one):
                 one.state = TrialState.DONE
-        table = LiveTable(lambda: board.text(trials, plan.run_dir, plan.steps, plan.anchors))
+        return trials
 
-        def note(one: Trial) -> None:
-            if one.state is TrialState.DONE and not _is_complete(plan, one):
-                one.state, one.reason = TrialState.FAILED, "ended before its last evaluation"
-            table.note(f"{_title(one)} is {one.state.value}" + (one.reason and f": {one.reason}"))
-            if one.state is not TrialState.RUNNING:
-                _write_results(plan)
+    def text(self, trials: Sequence[Trial]) -> str:
+        """Returns the table, with a row for each task."""
+        return board.text(trials, self.run_dir, self.steps, self.anchors)
 
-        number = tuning.run(plan, trials, None, len(trials), note, table.refresh)
-        table.close()
-        rows, left_out = _write_results(plan)
-        board.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
+    def noted(self, trials: Sequence[Trial], one: Trial) -> str:
+        """See `Experiment`."""
+        if one.state is TrialState.DONE and not _is_complete(self, one):
+            one.state, one.reason = TrialState.FAILED, "ended before its last evaluation"
+        if one.state is not TrialState.RUNNING:
+            _write_results(self)
+        return f"{_title(one)} is {one.state.value}" + (one.reason and f": {one.reason}")
+
+    def conclude(self, trials: Sequence[Trial], is_stopped: bool) -> int:
+        """Returns 1 if a run has failed, else 0."""
+        rows, left_out = _write_results(self)
         for path, reason in left_out.items():
             print(f"left out {path}: {reason}", file=sys.stderr)
-        return _conclude(plan, trials, rows, number)
+        asked = {(one.values["env"], int(one.values["seed"])): one for one in trials}
+        marked = results.at_end((row for row in rows if (row.task, row.seed) in asked), self.steps)
+        if marked:
+            for name, interval in results.summarize(marked).items():
+                print(f"{name} of {len(marked)} tasks: {interval}")
+        has_others = any((row.task, row.seed) not in asked for row in rows)
+        about = ", of all runs there" if has_others else ""
+        path = self.run_dir
+        print(f"results {path / 'results.csv'}{about}; 'rl-replicator plot {path}' draws them")
+        counted = {(row.task, row.seed) for found in marked.values() for row in found}
+        for key, one in asked.items():
+            if one.state is TrialState.DONE and key not in counted:
+                print(
+                    f"{_title(one)} has no evaluation near {self.steps:,} steps, and is left out "
+                    "of the means: it was trained for more",
+                    file=sys.stderr,
+                )
+        failed = [one for one in trials if one.state is TrialState.FAILED]
+        for one in failed:
+            print(f"{_title(one)} failed, {one.reason}", file=sys.stderr)
+        return int(bool(failed))
 
 
 def _title(one: Trial) -> str:
@@ -249,33 +255,3 @@ def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], Mapping[Path, str]
     rows = list(itertools.chain.from_iterable(found))
     results.write(plan.run_dir / "results.csv", rows)
     return rows, left_out
-
-
-def _conclude(
-    plan: SuitePlan, trials: Sequence[Trial], rows: Sequence[ResultRow], number: int | None
-) -> int:
-    """Prints the measures and what is missing; returns the exit status."""
-    asked = {(one.values["env"], int(one.values["seed"])): one for one in trials}
-    marked = results.at_end((row for row in rows if (row.task, row.seed) in asked), plan.steps)
-    if marked:
-        for name, interval in results.summarize(marked).items():
-            print(f"{name} of {len(marked)} tasks: {interval}")
-    paths = [plan.run_dir / name for name in ("results.csv", "results.png")]
-    has_others = any((row.task, row.seed) not in asked for row in rows)
-    about = ", of all runs there" if has_others else ""
-    print(f"results {', '.join(str(path) for path in paths if path.exists())}{about}", flush=True)
-    counted = {(row.task, row.seed) for found in marked.values() for row in found}
-    for key, one in asked.items():
-        if one.state is TrialState.DONE and key not in counted:
-            print(
-                f"{_title(one)} has no evaluation near {plan.steps:,} steps, and is left out of "
-                "the means: it was trained for more",
-                file=sys.stderr,
-            )
-    failed = [one for one in trials if one.state is TrialState.FAILED]
-    for one in failed:
-        print(f"{_title(one)} failed, {one.reason}", file=sys.stderr)
-    if number is not None:
-        print("stopped; the same command continues the suite", flush=True)
-        return 128 + number
-    return _FAILURE if failed else 0

@@ -12,8 +12,7 @@ evaluates, so it takes no more than one thread.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 from agents.config import OffPolicyConfig
 from agents.nodes.run_plan import group_replicas, learner_processes
@@ -23,10 +22,7 @@ from rl_replicator.errors import ConfigError, check_option
 
 # Remote calls of an actor for each lease of environment steps.
 _CALLS_PER_LEASE = 2
-# A smaller gain is not worth an option.
-_LEAST_GAIN = 1.02
-# Speedup that is suggested for a learner on processors.
-_SPEEDUP = 10.0
+_SAMPLES = "fewer --agent.replay.samples-per-insert"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +148,7 @@ class Resource:
       name: the name to show to users.
       demand: the amount of it that each action uses.
       capacity: the amount available per second.
+      moved_by: options that would give more of it, or use less.
       base: the amount that the run uses per second, whatever its speed.
       evaluation: the amount that the scheduled evaluations use per action.
       evaluator: the most that the evaluator uses per second.
@@ -160,6 +157,7 @@ class Resource:
     name: str
     demand: float
     capacity: float
+    moved_by: str = ""
     base: float = 0.0
     evaluation: float = 0.0
     evaluator: float = 0.0
@@ -233,21 +231,25 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
     played = min(parts.episode_actions, run.episode_actions)
     evaluate = run.evaluation * run.action_repeat * played
     evaluate *= parts.environment + parts.policy_call + parts.policy_row
-    yield Resource("the actors", thread, run.actors)
+    yield Resource("the actors", thread, run.actors, "--actors, --envs-per-actor")
     calls = 0.0
     if run.in_threads:
         # NumPy and MuJoCo release it at times, so that this is the worst case.
-        yield Resource("the GIL in threads", thread, 1.0, 0.0, evaluate, 1.0 / (run.actors + 1))
+        share = 1.0 / (run.actors + 1)
+        name = "the GIL in threads"
+        yield Resource(name, thread, 1.0, "--launch processes", 0.0, evaluate, share)
     else:
         calls = _CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
         yield Resource("the counter", calls, 1.0)
     replica = parts.step_call + parts.step_row * run.batch / run.replicas
     clock = _step_clock(parts, run, hardware, replica)
-    yield Resource("the learner's steps", run.steps_per_action * clock, 1.0)
-    yield Resource("the samples of a replica", samples / run.replicas * parts.sample_thread, 1.0)
+    moved = f"--replicas, --device-speedup, {_SAMPLES}"
+    yield Resource("the learner's steps", run.steps_per_action * clock, 1.0, moved)
+    sampled = samples / run.replicas * parts.sample_thread
+    yield Resource("the samples of a replica", sampled, 1.0, f"--replicas, {_SAMPLES}")
     server = parts.insert_server + samples * parts.sample_server
     cores = min(hardware.cores, hardware.server_cores)
-    yield Resource("the replay servers", server / run.replay_shards, cores)
+    yield Resource("the replay servers", server / run.replay_shards, cores, "--replay-shards")
     steps = 0.0 if hardware.device_speedup else run.steps_per_action * run.replicas * replica
     learner = steps + samples * parts.sample_learner
     actor = act + parts.insert_actor + fetches * parts.fetch_actor
@@ -258,6 +260,7 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
         "the processors",
         actor + learner + fetches * parts.fetch_learner + server + calls,
         hardware.machines * hardware.cores,
+        f"--cores, --machines, {_SAMPLES}",
         always * parts.fetch_learner,
         evaluate,
         1.0,
@@ -267,13 +270,16 @@ def _resources(parts: Parts, run: Deployment, hardware: Hardware) -> Iterator[Re
             "the processors of the learner's machines",
             learner + fetched * parts.fetch_learner,
             _learner_machines(run, hardware) * hardware.cores,
+            "--cores, --replicas multi_worker:N, --caches",
             always * parts.fetch_learner,
         )
         yield from _networks(parts, run, hardware, fetched, always)
         if run.caches:
             served = parts.weight_bytes / ACTIONS_PER_UPDATE / min(run.caches, hardware.machines)
             capacity = hardware.network_gbps * 1e9 / 8
-            yield Resource("the network out of the caches", served, capacity)
+            yield Resource(
+                "the network out of the caches", served, capacity, "--network-gbps, --caches"
+            )
 
 
 def _learner_machines(run: Deployment, hardware: Hardware) -> int:
@@ -323,84 +329,9 @@ def _networks(
     reduced = 2.0 * (learners - 1) / learners * parts.gradient_bytes * run.steps_per_action
     sampled = run.samples_per_insert * parts.sample_bytes
     weights = parts.weight_bytes
-    yield Resource("the network into the learner", sampled / learners + reduced, capacity)
-    out = weights * fetched + reduced
-    yield Resource("the network out of the learner", out, capacity, weights * always)
-    yield Resource("the network into the replay", parts.insert_bytes / shards, capacity)
-    yield Resource("the network out of the replay", sampled / shards, capacity)
-
-
-class Change(NamedTuple):
-    """A change of one option.
-
-    Attributes:
-      option: the option as users type it.
-      gain: environment steps per second with it, relative to those without; infinite if there are
-        none without it.
-      prediction: the prediction of the run with it.
-    """
-
-    option: str
-    gain: float
-    prediction: Prediction
-
-
-def best_changes(
-    parts: Parts,
-    run: Deployment,
-    hardware: Hardware,
-    accepts: Callable[[Deployment], bool],
-    most: int = 3,
-) -> list[Change]:
-    """Tries options, each by itself.
-
-    Args:
-      parts: what the parts of the run cost.
-      run: how it is deployed.
-      hardware: on which machines.
-      accepts: returns whether the replay of a run with another deployment would be accepted.
-      most: number of changes to return.
-
-    Returns:
-      The changes that make the run faster, the best one first.
-    """
-    before = predict(parts, run, hardware).actions
-    found = []
-    for option, changes in _candidates(run, hardware):
-        own = {name: value for name, value in changes.items() if hasattr(run, name)}
-        others = {name: value for name, value in changes.items() if name not in own}
-        changed = dataclasses.replace(run, **own)
-        after = predict(parts, changed, dataclasses.replace(hardware, **others))
-        gain = after.actions / before if before > 0 else math.inf
-        if after.actions > 0 and gain >= _LEAST_GAIN and accepts(changed):
-            found.append(Change(option, gain, after))
-    return sorted(found, key=lambda change: -change.gain)[:most]
-
-
-def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields options, mostly with twice their value, and what they change of run or machines."""
-    for name in ("actors", "envs_per_actor", "replay_shards"):
-        more: dict[str, Any] = {name: 2 * getattr(run, name)}
-        changed = dataclasses.replace(run, **more)
-        if changed.actors * changed.envs_per_actor % changed.replay_shards == 0:
-            yield f"--{name.replace('_', '-')} {more[name]}", more
-    replicas, processes = 2 * run.replicas, 2 * run.learner_processes
-    if run.learner_processes > 1:
-        both = {"replicas": replicas, "learner_processes": processes}
-        yield f"--replicas multi_worker:{processes}", both
-    else:
-        yield f"--replicas {replicas}", {"replicas": replicas}
-    caches = max(1, 2 * run.caches)
-    if run.in_threads:
-        yield "--launch processes", {"in_threads": False}
-    elif caches <= run.actors:
-        yield f"--caches {caches}", {"caches": caches}
-    samples = run.samples_per_insert / 2
-    option = f"--agent.replay.samples-per-insert {samples:g} (fewer learner steps per action)"
-    yield option, {"samples_per_insert": samples}
-    speedup = 2 * hardware.device_speedup if hardware.device_speedup else _SPEEDUP
-    machines: dict[str, Any] = {"cores": 2 * hardware.cores, "device_speedup": speedup}
-    if hardware.machines > 1:
-        machines |= {"machines": 2 * hardware.machines, "network_gbps": 2 * hardware.network_gbps}
-    for name, value in machines.items():
-        yield f"--{name.replace('_', '-')} {value:g}", {name: value}
+    more, faster = "--network-gbps, --replay-shards", "--network-gbps, --caches"
+    into, out = sampled / learners + reduced, weights * fetched + reduced
+    yield Resource("the network into the learner", into, capacity, f"--network-gbps, {_SAMPLES}")
+    yield Resource("the network out of the learner", out, capacity, faster, weights * always)
+    yield Resource("the network into the replay", parts.insert_bytes / shards, capacity, more)
+    yield Resource("the network out of the replay", sampled / shards, capacity, more)

@@ -21,7 +21,6 @@ from rl_replicator.runs.statistics import number
 
 # Results of more configs are not shown as tiles.
 _MOST_TILES = 2
-_MEASURES = {"mean": statistics.mean, "interquartile mean": statistics.interquartile_mean}
 # Figures of training that are counters, which only grow.
 _COUNTERS = ("learner_steps",)
 _MOST_DETAILS = 24
@@ -152,7 +151,7 @@ def results(reading: Reading) -> Iterator[Table]:
         for index, config in enumerate(reading.configs)
         if task in config.curves
     ]
-    for name, measure in _MEASURES.items():
+    for name, measure in statistics.MEASURES.items():
         for index, config in enumerate(reading.configs):
             scores = _scores(config)
             if len(scores) > 1:

@@ -1,9 +1,9 @@
 """What a run spent its time on, why it may not learn, and which options would help."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,7 @@ _PROGRESS = 0.05
 # to their size, is at most this.
 _SPREAD = 0.2
 
-_EDGE_MASS = 0.1
-_SATURATION = 0.8
-_DORMANT = 0.5
-_BIAS = 0.5
 _FAILED_SOME, _FAILED_ALL = 0.1, 0.9
-# Lowest effective share of a batch that importance weights may leave.
-_EFFECTIVE_SHARE = 0.2
 _ABSENT = object()
 # A smaller share of time spent waiting is negligible.
 _WAITING_THRESHOLD = 0.05
@@ -44,18 +38,10 @@ _PART_NAMES = {
     "publish": "weights",
     "save": "checkpoints",
 }
-# The kinds of an actor's work, as named in the verdict.
-_WORK = {
-    "environment": "the environment",
-    "render": "rendering",
-    "policy": "the policy",
-    "insert": "insertion into the replay",
-}
+_WORK = ("environment", "render", "policy", "insert")  # Of an actor.
 _CHECKPOINTS = 0.1
 # Shares that add up to no more than this are meaningless, and would be shown as 0 %.
 _NOTHING = 0.01
-# Units of a layer from which bfloat16 is faster on every machine with fast bfloat16.
-_WIDE = 512
 _GPU = "a GPU, or --replicas N on as many devices,"
 
 
@@ -164,55 +150,79 @@ def _value(options: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+class _Cause(NamedTuple):
+    """A figure that points to a cause.
+
+    Attributes:
+      figure: its name.
+      low: it is one from here on.
+      found: what to say; `x` is the figure, the others are names of figures.
+      remedy: what to do with the options.
+      options: those of them that the run has are named.
+    """
+
+    figure: str
+    low: float
+    found: str
+    remedy: str
+    options: Sequence[str]
+
+
+_MORE = ("--agent.exploration-sigma", "--actors")
+_RATES = ("--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
+_EDGE = "value support too small: {x:.0%} of the mass on its"
+# The most telling one first.
+_CAUSES = (
+    _Cause("value_edge_mass_high", 0.1, f"{_EDGE} upper edge", "raise", ["--agent.value-max"]),
+    _Cause("value_edge_mass_low", 0.1, f"{_EDGE} lower edge", "lower", ["--agent.value-min"]),
+    _Cause(
+        *("failed_share", _FAILED_ALL, "{x:.0%} of the evaluation episodes found almost no reward"),
+        *("train for longer, or explore more with", _MORE),
+    ),
+    _Cause(
+        *("failed_share", _FAILED_SOME),
+        "{x:.0%} of the evaluation episodes failed while others reached {episode_return_max:.4g}",
+        "some starts were never learned: explore more from them, or enlarge the policy, with",
+        (*_MORE, "--agent.policy-layers"),
+    ),
+    _Cause(
+        *("action_saturation", 0.8, "{x:.0%} of the policy's actions are at their bounds"),
+        *("tanh passes no gradient there: raise", ["--agent.preactivation-penalty"]),
+    ),
+    _Cause(
+        "relative_bias",
+        0.5,
+        "Q differs from the discounted returns observed ({discounted_return:.4g}) by {q_bias:+.4g}",
+        *("lower", _RATES),
+    ),
+    _Cause("dormant_share", 0.5, "{x:.0%} of the critic's units are dormant", "lower", _RATES),
+    _Cause(
+        "wasted_batch_share",
+        0.8,
+        "importance weights leave {effective_batch_share:.0%} of each batch",
+        *("lower", ["--agent.replay.priority-exponent"]),
+    ),
+)
+
+
 def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterator[str]:
     """Yields the causes that the figures point to, the most telling one first."""
-
-    def cause(found: str, remedy: str, *names: str) -> str:
-        named = known(options, *names)
-        return f"{found}; {remedy} {named}" if named else found
-
-    for side, edge, option, remedy in (
-        ("high", "upper", "--agent.value-max", "raise"),
-        ("low", "lower", "--agent.value-min", "lower"),
-    ):
+    known_figures = dict(figures)
+    if "q_bias" in figures and "discounted_return" in figures:
+        seen = max(abs(figures["discounted_return"]), 1.0)
+        known_figures["relative_bias"] = abs(figures["q_bias"]) / seen
+    known_figures["wasted_batch_share"] = 1.0 - figures.get("effective_batch_share", 1.0)
+    told = set()
+    for cause in _CAUSES:
+        x = known_figures.get(cause.figure, 0.0)
         # If the option is not set, the edge is the bound that follows from the rewards: no return
         # lies beyond it.
-        mass = figures.get(f"value_edge_mass_{side}", 0.0)
-        if mass > _EDGE_MASS and _value(options, option) is not None:
-            found = f"value support too small: {mass:.0%} of the mass on its {edge} edge"
-            yield cause(found, remedy, option)
-    failed = figures.get("failed_share", 0.0)
-    more = ("--agent.exploration-sigma", "--actors")
-    if failed >= _FAILED_ALL:
-        found = f"{failed:.0%} of the evaluation episodes found almost no reward"
-        yield cause(found, "train for longer, or explore more with", *more)
-    elif failed > _FAILED_SOME:
-        best = number(figures["episode_return_max"])
-        found = f"{failed:.0%} of the evaluation episodes failed while others reached {best}"
-        remedy = (
-            "some starts were never learned: explore more from them, or enlarge the policy, with"
-        )
-        yield cause(found, remedy, *more, "--agent.policy-layers")
-    saturation = figures.get("action_saturation", 0.0)
-    if saturation > _SATURATION:
-        found = f"{saturation:.0%} of the policy's actions are at their bounds"
-        remedy = "tanh passes no gradient there: raise"
-        yield cause(found, remedy, "--agent.preactivation-penalty")
-    rates = ("--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
-    bias, seen = figures.get("q_bias"), figures.get("discounted_return")
-    if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):
-        found = (
-            f"Q {'over' if bias > 0 else 'under'}estimates: it exceeds the discounted returns "
-            f"observed ({number(seen)}) by {'+' if bias > 0 else ''}{number(bias)}"
-        )
-        yield cause(found, "lower", *rates)
-    dormant = figures.get("dormant_share", 0.0)
-    if dormant > _DORMANT:
-        yield cause(f"{dormant:.0%} of the critic's units are dormant", "lower", *rates)
-    effective = figures.get("effective_batch_share", 1.0)
-    if effective < _EFFECTIVE_SHARE:
-        found = f"importance weights leave {effective:.0%} of each batch"
-        yield cause(found, "lower", "--agent.replay.priority-exponent")
+        is_bound = "edge" in cause.figure and _value(options, cause.options[0]) is None
+        if x < cause.low or cause.figure in told or is_bound:
+            continue
+        told.add(cause.figure)
+        found, named = cause.found.format(x=x, **figures), known(options, *cause.options)
+        yield f"{found}; {cause.remedy} {named}" if named else found
 
 
 def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
@@ -304,33 +314,15 @@ def find_bottleneck(actors: float, learner: float) -> Literal["actors", "learner
 def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     if shares.get("learner_save", 0.0) > _CHECKPOINTS:
         return "save less often (--checkpoint-seconds)"
-    agent = options.get("agent")
-    if not isinstance(agent, Mapping):
-        agent = {}
     has_gpu = bool(gpus.visible())
     # Measured on an H200 (docs/speed.md): XLA gave 1.8 x the steps from state, 1.5 x from pixels.
     if has_gpu and options.get("replicas") == "1":
         return "--replicas single_device:xla lets XLA compile its steps, which is faster on GPUs"
-    if _gains_from_bfloat16(agent) and _has_fast_bfloat16():
-        return "--agent.precision bfloat16 is faster on this machine"
     fewer = known(options, "--agent.replay.samples-per-insert")
     return (
         f"{'--replicas N on as many GPUs' if has_gpu else _GPU} makes its steps faster"
         f"{f'; a lower {fewer} takes fewer steps' if fewer else ''}"
     )
-
-
-def _gains_from_bfloat16(agent: Mapping[str, Any]) -> bool:
-    if agent.get("precision") != "float32":
-        return False
-    layers = [*agent.get("policy_layers", ()), *agent.get("critic_layers", ())]
-    return "encoder" in agent or max(layers, default=0) >= _WIDE
-
-
-def _has_fast_bfloat16() -> bool:
-    from rl_replicator.layers import precision  # Imports TensorFlow, which few verdicts need.
-
-    return precision.resolve("auto") == "bfloat16"
 
 
 def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
@@ -344,4 +336,4 @@ def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> s
     more = f"--{option.replace('_', '-')} {2 * number if isinstance(number, int) else 2}"
     if option == "actors" and options.get("launch") == "threads":
         more += " --launch processes"
-    return f"the largest part of their work is {_WORK[slowest]}; try {more}"
+    return f"the largest part of their work is {_PART_NAMES[slowest]}; try {more}"

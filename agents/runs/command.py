@@ -1,5 +1,6 @@
 """The command line of an agent: train it, evaluate a run."""
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
@@ -170,7 +171,14 @@ class AgentCommand:
 
         return train(self, options, root, environment_spec, form, listener)
 
-    def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
+    def evaluate(
+        self,
+        run_dir: Path,
+        episodes: int,
+        seed: int,
+        best: bool = False,
+        out: Path | None = None,
+    ) -> int:
         """Plays episodes with the policy of a run and prints their returns.
 
         Args:
@@ -178,26 +186,32 @@ class AgentCommand:
           episodes: number of episodes to play.
           seed: seed of the environment.
           best: whether to take the checkpoint with the best evaluation, not the newest.
+          out: film of the first episode; None for none.
 
         Returns:
           Exit status 0.
 
         Raises:
-          UsageError: if there is no run or no checkpoint.
+          UsageError: if there is no run or no checkpoint, or no film can be written.
         """
         from agents.environment_loop import evaluation_episode
         from agents.nodes.evaluator import counted
+        from agents.policies.playing import Player, film
         from agents.policies.policy import restore
         from rl_replicator.runs.run_directory import RunDirectory
         from rl_replicator.runs.statistics import number
 
-        policy = restore(RunDirectory(run_dir), self, best)
-        with policy.make_environment(seed) as environment:
-            played = [
-                evaluation_episode(environment, policy.actor, policy.max_actions)
-                for _ in range(episodes)
-            ]
-        returns = [episode.episode_return for episode in played if episode is not None]
+        with contextlib.nullcontext() if out is None else film(out) as show:
+            policy = restore(RunDirectory(run_dir), self, best)
+            with policy.make_environment(seed) as environment:
+                actor, most = policy.actor, policy.max_actions
+                player = Player(policy.task, environment, actor, most)
+                returns = [] if show is None else list(player.play(show, episodes=1))
+                played = [
+                    evaluation_episode(environment, actor, most)
+                    for _ in range(episodes - len(returns))
+                ]
+        returns += [episode.episode_return for episode in played if episode is not None]
         mean = sum(returns) / len(returns)
         print(
             f"return {number(mean)} (min {number(min(returns))}, max {number(max(returns))}, "

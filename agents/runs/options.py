@@ -237,6 +237,8 @@ class EvaluationOptions:
     """Seed of the environment."""
     best: bool = False
     """Use the checkpoint with the best evaluation during training, in place of the newest."""
+    out: Path | None = None
+    """Film of the first episode, .mp4 or .gif. Default: none."""
 
     def __post_init__(self) -> None:
         check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)

@@ -12,6 +12,7 @@ from agents.replay import stored_tables
 from agents.replay.checkpoint import part_name
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.plain_data import flat
 from rl_replicator.runs.run_directory import RunDirectory
 
 
@@ -81,7 +82,10 @@ def read(run_dir: Path) -> dict[str, Any]:
         "inserted": length * sum(replay.table.rate_limiter.insert_count for replay in replays),
         "samples_per_insert": replays[0].table.rate_limiter.samples_per_insert,
         "age": _spread(ages),
-        "times_sampled": {**_spread(times), "never_share": _share(times == 0)},
+        "times_sampled": {
+            **_spread(times),
+            "never_share": float(np.mean(times == 0)) if len(times) else None,
+        },
         "priority": {
             "exponent": exponent,
             **_spread(priorities),
@@ -97,40 +101,10 @@ def _spread(values: np.ndarray) -> dict[str, float | None]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _share(where: np.ndarray) -> float | None:
-    return float(where.mean()) if len(where) else None
-
-
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a table of what `read` returned, line by line."""
-    yield (
-        f"replay of {figures['run']}, checkpoint {figures['checkpoint']}, after "
-        f"{figures['environment_steps']:,} environment steps"
-    )
-    length, sampled = figures["transitions_per_item"], figures["times_sampled"]
-    repeats = f", with those repeated to fill items of {length}" if length > 1 else ""
-    priority = figures["priority"]
-    rows = {
-        "transitions": f"{figures['transitions']:,} of {figures['capacity']:,}{repeats}",
-        "inserted": f"{figures['inserted']:,}",
-        "samples per insert": f"{figures['samples_per_insert']:g}",
-        "age, environment steps": _text(figures["age"]),
-        "times sampled": f"{_text(sampled)}; never: {_percent(sampled['never_share'])}",
-        "priority": f"{_text(priority)}; exponent {priority['exponent']:g}",
-        "top 1 % by priority": f"{_percent(priority['mass_of_top_1_percent'])} of samples",
-    }
-    yield from (f"{name:<24}{text}" for name, text in rows.items())
-
-
-def _text(spread: Mapping[str, Any]) -> str:
-    if spread["min"] is None:
-        return "none"
-    return ", ".join(f"{name} {_number(spread[name])}" for name in ("min", "median", "max"))
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{share:.1%}".replace("%", " %")
+    """Yields a line for each figure that `read` returned, by dotted name."""
+    for name, value in flat(figures).items():
+        text = str(value)
+        if not isinstance(value, str) and value is not None:
+            text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+        yield f"{name:<32}{text}"

@@ -21,10 +21,6 @@ from rl_replicator.runs.run_directory import RunDirectory
 _MARK_TOLERANCE = 0.02
 # Published returns, in a checkout of the repository; an installed package has none.
 ANCHORS = Path(__file__).parents[2] / "docs" / "results" / "anchors.csv"
-MEASURES: Mapping[str, Callable[..., np.ndarray]] = {
-    "mean": statistics.mean,
-    "interquartile mean": statistics.interquartile_mean,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +182,12 @@ def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics
       marked: rows from `at_end` or `at_mark`; not empty.
 
     Returns:
-      For each of `MEASURES` its value and interval.
+      For each of `statistics.MEASURES` its value and interval.
     """
     scores = [np.array([row.return_mean for row in rows]) for rows in marked.values()]
-    return {name: statistics.bootstrap(measure, scores) for name, measure in MEASURES.items()}
+    return {
+        name: statistics.bootstrap(measure, scores) for name, measure in statistics.MEASURES.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,11 +236,11 @@ class Anchors:
         """Returns a measure over the means of tasks; None if one is missing, or there are none.
 
         Args:
-          measure: one of `MEASURES`.
+          measure: one of `statistics.MEASURES`.
           algorithm: a key of `returns`.
           tasks: names of environments.
         """
         known = self.returns.get(algorithm, {})
         if not tasks or any(task not in known for task in tasks):
             return None
-        return float(MEASURES[measure]([np.array([known[task]]) for task in tasks]))
+        return float(statistics.MEASURES[measure]([np.array([known[task]]) for task in tasks]))

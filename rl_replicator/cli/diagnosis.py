@@ -187,13 +187,12 @@ def _tensorflow() -> Iterator[Finding]:
     yield Finding(OK, "TensorFlow devices", ", ".join(devices))
     if not precision.has_onednn():
         variable = "TF_ENABLE_ONEDNN_OPTS"
-        is_set = os.environ.get(variable) == "0"
-        yield Finding(
-            WRONG,
-            "oneDNN",
-            "TensorFlow computes without it; convolutions and bfloat16 are then many times slower",
-            f"unset {variable}" if is_set else "pip install --force-reinstall tensorflow==2.15.1",
-        )
+        if os.environ.get(variable) == "0":
+            text = "TensorFlow computes without it, and convolutions and bfloat16 are slow"
+            yield Finding(WRONG, "oneDNN", text, f"unset {variable}")
+        else:
+            text = "TensorFlow uses it by itself only on processors with AVX512_VNNI or AMX"
+            yield Finding(NOTE, "oneDNN", text, f"{variable}=1 may be faster")
     has_gpu = any(name.startswith("GPU") for name in devices)
     if shutil.which("nvidia-smi") and not has_gpu:
         yield Finding(

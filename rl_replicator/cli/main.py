@@ -13,6 +13,7 @@ import ast
 import difflib
 import importlib
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ _TRAINING = (["train"], ["sweep"], ["suite"])
 # Exit status after bad input, and the prefix of its line on stderr.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130
+# A run in threads has 64 open (bench/results/soak_d4pg_threads.csv), one with many actors more.
+_OPEN_FILES, _MANY_FILES = 128, 4096
 _ROOT = Path(__file__).parents[2]
 
 
@@ -142,6 +145,33 @@ def configure_libraries() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def _check_process() -> None:
+    """Refuses settings of the process with which libraries end in tracebacks.
+
+    Raises:
+      UsageError: if there is one.
+    """
+    if sys.flags.optimize > 1:
+        raise UsageError(
+            "expected Python with docstrings, which TensorFlow reads, got PYTHONOPTIMIZE=2 or -OO; "
+            "unset it, or set 1"
+        )
+    if "error" in sys.warnoptions:
+        raise UsageError(
+            "expected warnings that are no errors, because Reverb's import warns, got "
+            "PYTHONWARNINGS=error or -W error; unset it"
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < _OPEN_FILES:
+        raise UsageError(
+            f"expected at least {_OPEN_FILES} open files for a process, got 'ulimit -n' {hard}; "
+            "raise it"
+        )
+    if 0 <= soft < _MANY_FILES:  # That of a shell may be low.
+        most = min(hard, _MANY_FILES) if hard >= 0 else _MANY_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _run(args: list[str]) -> int:
     args = [_with_home(word) for word in args]
     name = args[0] if args else "--help"
@@ -151,6 +181,7 @@ def _run(args: list[str]) -> int:
     if name == "--version":
         print(_version())
         return 0
+    _check_process()
     if name in COMMANDS:
         module, _, function = COMMANDS[name][0].partition(":")
         found = importlib.import_module(f"rl_replicator.cli.{module}")

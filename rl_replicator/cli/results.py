@@ -14,8 +14,14 @@ def evaluate(args: Sequence[str]) -> int:
     """Evaluates the newest checkpoint of a run; the options depend on what it trains."""
     command = "rl-replicator eval"
     if args and args[0] in ("-h", "--help"):
-        print(f"usage: {command} RUN_DIR [options]\n")
-        print(f"'{command} RUN_DIR --help' lists the options of that run.")
+        print(f"usage: {command} RUN_DIR [options]")
+        kinds: dict[type, list[str]] = {}
+        for name in trainables.names():
+            kinds.setdefault(trainables.load(name).evaluation_options_type, []).append(name)
+        for kind, names in kinds.items():
+            print(f"\nOf a run of {', '.join(names)}:\n", flush=True)
+            with contextlib.suppress(SystemExit):
+                options.parse(kind, f"{command} RUN_DIR", ["--help"])
         return 0
     if not args or args[0].startswith("-"):
         raise UsageError(

@@ -10,7 +10,7 @@ import tyro
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, check_option
-from rl_replicator.experiments import space, sweep
+from rl_replicator.experiments import driver, space, sweep
 from rl_replicator.experiments.space import Parameter, Search
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import LENGTHS, folder_name
@@ -96,7 +96,7 @@ def run(args: Sequence[str]) -> int:
         raise UsageError(f"expected something to train ({known}) after '{_COMMAND}', got nothing")
     chosen = options.parse(SweepOptions, _COMMAND, ours)
     options.check_not_given(theirs, _OURS, _COMMAND)
-    return sweep.run(_plan(chosen, theirs))
+    return driver.run(_plan(chosen, theirs))
 
 
 def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> sweep.SweepPlan:

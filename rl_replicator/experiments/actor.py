@@ -18,7 +18,8 @@ from ray import tune
 
 from rl_replicator.errors import DISK_STATUS
 from rl_replicator.experiments import copies, trial
-from rl_replicator.experiments.trial import Experiment, TrialState
+from rl_replicator.experiments.experiment import Experiment
+from rl_replicator.experiments.trial import TrialState
 from rl_replicator.processes import output, signals
 from rl_replicator.processes.process_group import ProcessGroup
 from rl_replicator.runs.run_directory import RunDirectory

@@ -1,4 +1,4 @@
-"""A search for good settings: runs trials, shows the table, and prints the best settings."""
+"""A search for good settings: its trials, their table, and the best settings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.errors import continuable
 from rl_replicator.experiments import copies, trial
-from rl_replicator.experiments.live_table import LiveTable
+from rl_replicator.experiments.experiment import Experiment, count
 from rl_replicator.experiments.space import Parameter, Search
-from rl_replicator.experiments.trial import Experiment, Trial, TrialRun, TrialState, objective
+from rl_replicator.experiments.trial import Trial, TrialRun, TrialState, objective
 from rl_replicator.runs import atomic_file
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
+from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP
 from rl_replicator.runs.statistics import aligned
 
-_FREE = tuple(f"options.{name}" for name in FREE_OPTIONS)
 # The table shows trials in the order of their states, the best ones of each state first.
 _ORDER = (
     *(TrialState.DONE, TrialState.RUNNING, TrialState.WAITING),
@@ -30,7 +28,7 @@ _ORDER = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepPlan(Experiment):
-    """A sweep with everything that its command line specifies.
+    """A search for good settings, with everything that its command line specifies.
 
     Attributes:
       name: what is trained.
@@ -38,17 +36,18 @@ class SweepPlan(Experiment):
       quiet: further arguments of every run, which are not printed with the best settings.
       options: the options that `train` parses from `arguments`, as plain data.
       search: how to search.
-      trials: number of trials.
       seeds: the seeds of the runs of a trial; a single None if there is no option for the seed.
       retry_failed: whether trials that have failed are tried again.
     """
+
+    kind = SWEEP
+    free = tuple(f"options.{name}" for name in FREE_OPTIONS)
 
     name: str
     arguments: tuple[str, ...]
     quiet: tuple[str, ...]
     options: Mapping[str, Any]
     search: Search
-    trials: int
     seeds: tuple[int | None, ...]
     retry_failed: bool
 
@@ -73,12 +72,56 @@ class SweepPlan(Experiment):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings that must not change when the sweep is continued, except `_FREE`; plain data."""
+        """See `Experiment`: what is trained, and how it is searched."""
         search = {key: value for key, value in to_plain(self.search).items() if key != "defaults"}
         plain = {"name": self.name, "seeds": len(self.seeds), "search": search}
         # A population cannot grow: its trials train side by side.
         trials = {"trials": self.trials} if self.search.scheduler == "pbt" else {}
         return {**plain, **trials, "options": self.options}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Experiment`."""
+        return {"arguments": list(self.arguments)}
+
+    def begun(self) -> list[Trial]:
+        """Returns the trials that have begun, and all of a population."""
+        trials = trial.read(self.run_dir / "trials.json")
+        for one in trials:
+            if self.retry_failed and one.state is TrialState.FAILED:
+                one.state, one.reason = TrialState.WAITING, ""
+            stages = copies.read(self.run_dir / one.name)
+            if stages:  # Perhaps made after the trials were written.
+                one.values = stages[-1]["values"]
+        if self.search.scheduler == "pbt" and not trials:
+            drawn = enumerate(self.search.drawn(self.trials))
+            trials = [Trial(f"trial-{number:03}", values) for number, values in drawn]
+            trial.write(self.run_dir / "trials.json", trials)
+        return trials
+
+    def text(self, trials: Sequence[Trial]) -> str:
+        """Returns the table, with a row for each trial."""
+        return text(trials, max(self.trials, len(trials)))
+
+    def noted(self, trials: Sequence[Trial], one: Trial) -> str:
+        """See `Experiment`."""
+        _write(self, trials)
+        return _line(one) if one.state is not TrialState.WAITING else ""
+
+    def conclude(self, trials: Sequence[Trial], is_stopped: bool) -> int:
+        """Returns 1 if all trials have failed, which a line on stderr reports, else 0."""
+        _write(self, trials)
+        _conclude(self, trials)
+        if is_stopped or count(trials, TrialState.DONE, TrialState.STOPPED):
+            return 0
+        failed = [one for one in trials if one.state is TrialState.FAILED]
+        print(
+            f"rl-replicator: error: expected trials that run, but all {len(failed)} failed "
+            f"({failed[0].name} {failed[0].reason}); see {self.run_dir / 'logs'}; correct the code "
+            "and add --retry-failed, or choose other options and another --run-dir",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def own_words(seed: int | None, run_dir: Path) -> list[str]:
@@ -104,83 +147,16 @@ def placed(arguments: Sequence[str], settings: Iterable[tuple[Parameter, str]]) 
     return [*before, *arguments, *after]
 
 
-def run(plan: SweepPlan) -> int:
-    """Runs the trials that have not ended, and writes the results of all.
-
-    Args:
-      plan: the plan of the sweep.
-
-    Returns:
-      Exit status: 0 if all trials have ended; 1 if all that have ended failed, which a line on
-      stderr reports; 128 + signal if a signal ended the sweep.
-
-    Raises:
-      DiskError: if the disk is full.
-      UsageError: if the directory holds a sweep with other settings or other files, there is no
-        such cluster, or the results cannot be written at the end.
-    """
-    # Imported here, because Ray takes seconds.
-    from rl_replicator.experiments import tuning
-
-    directory = RunDirectory(plan.run_dir)
-    with (
-        directory.opened(SWEEP, plan.identity, _FREE),
-        continuable(f"the sweep in {plan.run_dir}"),
-    ):
-        directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
-        trials = _stored(plan)
-        table = LiveTable(lambda: text(trials, max(plan.trials, len(trials))))
-
-        def note(one: Trial) -> None:
-            _write(plan, trials)
-            if one.state is not TrialState.WAITING:
-                table.note(_line(one))
-
-        number = tuning.run(plan, trials, plan.search, plan.trials, note, table.refresh)
-        table.close()
-        _write(plan, trials)
-        _conclude(plan, trials)
-        if number is not None:
-            print("stopped; the same command continues the sweep", flush=True)
-            return 128 + number
-        failed = [one for one in trials if one.state is TrialState.FAILED]
-        if any(one.state in (TrialState.DONE, TrialState.STOPPED) for one in trials):
-            return 0
-        print(
-            f"rl-replicator: error: expected trials that run, but all {len(failed)} failed "
-            f"({failed[0].name} {failed[0].reason}); see {plan.run_dir / 'logs'}; correct the code "
-            "and add --retry-failed, or choose other options and another --run-dir",
-            file=sys.stderr,
-        )
-        return 1
-
-
-def _stored(plan: SweepPlan) -> list[Trial]:
-    """Returns the trials that have begun, and all of a population."""
-    trials = trial.read(plan.run_dir / "trials.json")
-    for one in trials:
-        if plan.retry_failed and one.state is TrialState.FAILED:
-            one.state, one.reason = TrialState.WAITING, ""
-        stages = copies.read(plan.run_dir / one.name)
-        if stages:  # Perhaps made after the trials were written.
-            one.values = stages[-1]["values"]
-    if plan.search.scheduler == "pbt" and not trials:
-        drawn = enumerate(plan.search.drawn(plan.trials))
-        trials = [Trial(f"trial-{number:03}", values) for number, values in drawn]
-        trial.write(plan.run_dir / "trials.json", trials)
-    return trials
-
-
-def text(trials: Sequence[Trial], count: int) -> str:
+def text(trials: Sequence[Trial], total: int) -> str:
     """Returns the table: one row for each trial.
 
     Args:
       trials: the trials that have begun.
-      count: total number of trials.
+      total: number of trials.
     """
-    numbers = {state: sum(one.state is state for one in trials) for state in TrialState}
+    numbers = {state: count(trials, state) for state in TrialState}
     ended = len(trials) - numbers[TrialState.RUNNING] - numbers[TrialState.WAITING]
-    parts = [f"{ended} of {count} trials ended"]
+    parts = [f"{ended} of {total} trials ended"]
     parts += [f"{number} {state.value}" for state, number in numbers.items() if number]
     options = list(trials[0].values) if trials else []
     figure = next((one.figure for one in trials if one.figure), "figure")
@@ -200,8 +176,8 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     """
 
     def key(one: Trial) -> tuple[int, int, float]:
-        count = 0 if one.state is TrialState.DONE else len(one.evaluations)
-        return _ORDER.index(one.state), -count, -objective(one.evaluations, one.is_highest_best)
+        made = 0 if one.state is TrialState.DONE else len(one.evaluations)
+        return _ORDER.index(one.state), -made, -objective(one.evaluations, one.is_highest_best)
 
     return sorted(trials, key=key)
 
@@ -253,8 +229,8 @@ def _write(plan: SweepPlan, trials: Sequence[Trial]) -> None:
             if one.evaluations:
                 last = one.evaluations[-1]
                 cells = [last.steps, *(f"{x:.6g}" for x in (last.mean, last.low, last.high))]
-            count = len(one.evaluations)
-            writer.writerow([_number(one), one.state.value, count, *cells, *one.values.values()])
+            cells = [_number(one), one.state.value, len(one.evaluations), *cells]
+            writer.writerow([*cells, *one.values.values()])
 
 
 def _conclude(plan: SweepPlan, trials: Sequence[Trial]) -> None:

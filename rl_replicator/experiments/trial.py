@@ -98,36 +98,6 @@ class TrialRun:
     log: Path
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """What trials run, and where. It is sent to other processes.
-
-    Attributes:
-      run_dir: directory of the experiment, which all machines share.
-      parallel: number of trials at a time.
-      address: HOST:PORT of a Ray cluster; None for this machine.
-      module: the module that implements `rl-replicator`.
-    """
-
-    run_dir: Path
-    parallel: int
-    module: str
-    address: str | None = None
-
-    def runs(self, name: str, values: Mapping[str, str]) -> Sequence[TrialRun]:
-        """Returns the runs of a trial, which train side by side.
-
-        Args:
-          name: name of the trial.
-          values: its values, as in `Trial`.
-        """
-        raise NotImplementedError
-
-    def written(self, values: Mapping[str, object]) -> dict[str, str]:
-        """Returns the values of a trial, perhaps as numbers, as `Trial` has them."""
-        return {option: str(value) for option, value in values.items()}
-
-
 def score_of(run: TrialRun) -> Score | None:
     """Returns the figure that measures a run; None if it has none, or has not begun."""
     directory = RunDirectory(run.path)

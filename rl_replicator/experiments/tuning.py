@@ -30,14 +30,9 @@ from ray.tune.stopper import NoopStopper
 from launchpad.engines.ray import cluster
 from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.experiments import actor
+from rl_replicator.experiments.experiment import Experiment
 from rl_replicator.experiments.space import Search
-from rl_replicator.experiments.trial import (
-    Experiment,
-    Trial,
-    TrialEvaluation,
-    TrialState,
-    objective,
-)
+from rl_replicator.experiments.trial import Trial, TrialEvaluation, TrialState, objective
 from rl_replicator.processes import signals
 
 # If this many trials fail before one has run without failure, the rest would fail as well.
@@ -55,8 +50,6 @@ _SETTINGS = {
 def run(
     experiment: Experiment,
     trials: list[Trial],
-    search: Search | None,
-    count: int,
     note: Callable[[Trial], None],
     look: Callable[[], None],
 ) -> int | None:
@@ -65,8 +58,6 @@ def run(
     Args:
       experiment: what the trials run.
       trials: all trials so far, which are updated; those of a search are added.
-      search: how to find the values of new trials; None for no new trials.
-      count: total number of trials.
       note: called when a trial has changed, and before a new one begins.
       look: called several times a second.
 
@@ -79,21 +70,22 @@ def run(
       OSError: if `note` has raised it. The trials have saved.
       UsageError: if there is no such cluster, or the runs have no evaluation to compare.
     """
-    if not ((search and count > len(trials)) or any(x.state is TrialState.WAITING for x in trials)):
+    is_waiting = any(one.state is TrialState.WAITING for one in trials)
+    if not is_waiting and (experiment.search is None or experiment.trials <= len(trials)):
         return None
     os.environ.update(_SETTINGS)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     folder = actor.tune_folder(experiment)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    watch = _Watch(experiment, trials, search, note, look)
+    watch = _Watch(experiment, trials, note, look)
     with signals.handled(watch.on_signal):
         try:
             connection = cluster.acquire(experiment.address)
         except (ValueError, ConnectionError) as error:
             raise UsageError(f"--address: {error}") from None
         try:
-            _tune(watch, count)
+            _tune(watch)
         except KeyboardInterrupt:  # A second signal: the processes end with their cluster.
             pass
         finally:
@@ -107,8 +99,8 @@ def run(
     return watch.signals[0] if watch.signals else None
 
 
-def _tune(watch: _Watch, count: int) -> None:
-    experiment, search = watch.experiment, watch.search
+def _tune(watch: _Watch) -> None:
+    experiment, search = watch.experiment, watch.experiment.search
     waiting = [one for one in watch.trials if one.state is TrialState.WAITING]
     algorithm: Any = BasicVariantGenerator(max_concurrent=experiment.parallel)
     scheduler: TrialScheduler = FIFOScheduler()
@@ -120,8 +112,8 @@ def _tune(watch: _Watch, count: int) -> None:
         for one in grid:
             one["values"] = search.read(one["values"])
     elif search is not None:
-        algorithm = _Optuna(watch, search, waiting, count)
-        samples = len(waiting) + max(0, count - len(watch.trials))
+        algorithm = _Optuna(watch, search, waiting)
+        samples = len(waiting) + max(0, experiment.trials - len(watch.trials))
         if search.scheduler == "asha":
             scheduler = _Asha(watch, search)
     share = _share(experiment.parallel)
@@ -172,7 +164,6 @@ class _Watch(tune.Callback):
     Attributes:
       experiment: what the trials run.
       trials: all trials.
-      search: how to search, if it is a search.
       signals: the signals that ask the command to end.
       is_ending: whether no further trial is to begin.
       has_running: whether the actor of a trial is running.
@@ -183,12 +174,11 @@ class _Watch(tune.Callback):
         self,
         experiment: Experiment,
         trials: list[Trial],
-        search: Search | None,
         note: Callable[[Trial], None],
         look: Callable[[], None],
     ):
         """See `run`."""
-        self.experiment, self.trials, self.search = experiment, trials, search
+        self.experiment, self.trials = experiment, trials
         self._note, self._look = note, look
         self.signals: list[int] = []
         self.is_ending = self.has_running = False
@@ -265,7 +255,7 @@ class _Watch(tune.Callback):
         unfinished = (TrialState.WAITING, TrialState.RUNNING)
         over = [one for one in self.trials if one.state not in unfinished]
         has_run = any(one.state is not TrialState.FAILED or one.evaluations for one in over)
-        return self.search is not None and len(over) >= _HOPELESS and not has_run
+        return self.experiment.search is not None and len(over) >= _HOPELESS and not has_run
 
     def _of(self, trial: Any) -> Trial:
         return next(one for one in self.trials if one.name == str(trial))
@@ -291,7 +281,7 @@ class _Stopper(NoopStopper):
 class _Optuna(OptunaSearch):
     """Optuna, which knows the trials that have ended, and first continues those that wait."""
 
-    def __init__(self, watch: _Watch, search: Search, waiting: Sequence[Trial], count: int):
+    def __init__(self, watch: _Watch, search: Search, waiting: Sequence[Trial]):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -170,6 +170,15 @@ def are_names_of_a_graph(names: Sequence[str]) -> bool:
     return are_usable and len({name.lower() for name in names}) == len(names)
 
 
+def _check_names(what: str, names: Sequence[str]) -> None:
+    if not are_names_of_a_graph(names):
+        raise ConfigError(
+            f"expected {what} of served() with names of letters from A to Z, digits and '_', which "
+            f"begin with a letter and differ in more than case, got {', '.join(map(repr, names))}; "
+            "rename them"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Served:
     """The function that a learner is trained for.
@@ -189,12 +198,7 @@ class Served:
     tables_of: "Sequence[tf.Module]" = ()
 
     def __post_init__(self) -> None:
-        if not are_names_of_a_graph(list(self.inputs)):
-            raise ConfigError(
-                "expected inputs of served() with names of letters from A to Z, digits and '_', "
-                "which begin with a letter and differ in more than case, got "
-                f"{', '.join(map(repr, self.inputs))}; rename them"
-            )
+        _check_names("inputs", [*self.inputs])
 
     def outputs(self) -> "dict[str, tf.TensorSpec]":
         """Traces the function, and returns the specs of its outputs by name.
@@ -211,6 +215,7 @@ class Served:
                     "expected the function of served() to return tensors by name, such as "
                     f"{{'y': y}}, got {type(outputs).__name__}; return a dictionary"
                 )
+            _check_names("outputs", [*outputs])
             return dict(outputs)
 
         function = tf.function(traced, autograph=False)

@@ -16,6 +16,9 @@ from rl_replicator.runs.statistics import aligned, number
 # The columns of a table of pairs, after their names.
 COLUMNS = ("tasks", "at", "difference [95 %]", "probability of improvement [95 %]", "verdict")
 
+# Before a figure between two evaluations.
+INTERPOLATED = "~"
+
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
@@ -99,6 +102,8 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
                 [task or "-", at, *(_seeds(one.curves.get(task), step) for one in compared)]
             )
     lines += ["", *aligned(rows), ""]
+    if any(cell.startswith(INTERPOLATED) for row in rows for cell in row):
+        lines += [f"{INTERPOLATED}: not measured at this step, but between two evaluations", ""]
     tested = [[f"{pair.first} - {pair.second}", *pair.cells] for pair in found]
     lines += aligned([["pair", *COLUMNS], *tested])
     return "\n".join(lines)
@@ -131,7 +136,8 @@ def _seeds(curve: Curve | None, step: float | None) -> str:
     if curve is None or step is None or not evaluations.reach(curve.steps, step):
         return "-"
     values = _at(curve, step)
-    text = number(values.mean())
+    mark = "" if step in curve.steps[curve.is_measured] else INTERPOLATED
+    text = f"{mark}{number(values.mean())}"
     if len(values) > 1:
         text += f" ({number(values.min())} to {number(values.max())}, {curve.counted})"
     elif curve.runs > 1:

@@ -140,6 +140,7 @@ class Curve:
       steps: [T], increasing; up to the end of the shortest run.
       values: [seeds, T] figure at these steps, interpolated between the evaluations of each run;
         the mean over the runs of a seed, which are not independent.
+      is_measured: [T] whether all runs were evaluated at this step.
       x_label: what the steps are.
       y_label: what the figure is.
       is_lowest_best: whether a lower figure is better according to the runs; None if unknown.
@@ -151,6 +152,7 @@ class Curve:
     seeds: int
     steps: np.ndarray
     values: np.ndarray
+    is_measured: np.ndarray
     x_label: str
     y_label: str
     is_lowest_best: bool | None
@@ -406,6 +408,7 @@ def _curve(everyone: Sequence[EvaluatedRun], is_lowest_best: bool | None) -> Cur
         len(seeds),
         steps,
         np.stack([np.mean(own, axis=0) for own in seeds.values()]),
+        np.all([np.isin(steps, run.steps) for run in runs], axis=0),
         runs[0].x_label,
         runs[0].y_label,
         is_lowest_best,

@@ -205,10 +205,10 @@ class RunDirectory:
         exists = self.exists
         if exists:
             _check_same(self.path, self.config()["identity"], _stored(trainable, identity), free)
-        elif self.path.exists() and not self._is_empty():
+        elif os.path.lexists(self.path) and not self._is_empty():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path}, which "
-                "is a file, or has other files in it; choose another --run-dir"
+                "is a file, a link to nothing, or has other files in it; choose another --run-dir"
             )
         with self.locked():
             yield exists

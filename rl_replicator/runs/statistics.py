@@ -79,6 +79,10 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
     return np.sum(inside * values, axis=-1) / np.sum(inside, axis=-1)
 
 
+# The measures of all scores of one algorithm, by name.
+MEASURES = {"mean": mean, "interquartile mean": interquartile_mean}
+
+
 def probability_of_improvement(scores: Scores, others: Scores) -> np.ndarray:
     """Returns the probability that a run of one algorithm is better than a run of the other.
 

@@ -43,10 +43,11 @@ def command(tmp_path, site):
     """Runs `rl-replicator WORDS` in an empty directory, with the tests' own trainable."""
     inherited = {key: value for key, value in os.environ.items() if key not in CHOSEN_BY_MAIN}
 
-    def run(*words, **environment):
+    def run(*words, preexec_fn=None, **environment):
         return subprocess.run(
             [sys.executable, "-m", "rl_replicator.cli.main", *map(str, words)],
             cwd=tmp_path,
+            preexec_fn=preexec_fn,
             env={
                 **inherited,
                 "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),

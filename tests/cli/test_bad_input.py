@@ -1,7 +1,9 @@
 """Bad input of every kind: one message says what was expected and what came; no file changes."""
 
 import dataclasses
+import functools
 import re
+import resource
 import shlex
 
 import pytest
@@ -121,7 +123,8 @@ TRAIN = {
     "d4pg ENV --resume": "found none",
     "d4pg ENV --run-dir gs://bucket/run": "mounted",
     "d4pg ENV --run-dir a-file/run": "cannot write",
-    "d4pg ENV --run-dir a-file": "a-file, which is a file, or has",
+    "d4pg ENV --run-dir a-file": "a-file, which is a file, a link",
+    "d4pg ENV --run-dir to-nothing": "to-nothing, which is a file, a link to nothing, or has",
     "d4pg ENV --run-dir LONG": "of 300 characters",
     "d4pg ENV --replicas multi_device:0": "expected",
     "d4pg ENV --replicas ²": "expected a replicator",
@@ -210,6 +213,7 @@ PLAN = {
 )
 def test_commands(refused, tmp_path, command, table):
     (tmp_path / "a-file").write_text("...")
+    (tmp_path / "to-nothing").symlink_to("nothing")
     before = files(tmp_path)
     for text, expected in table.items():
         words = shlex.split(text.replace("ENV", ENV).replace("LONG", "a" * 300))
@@ -239,3 +243,18 @@ def test_damaged_settings_of_a_run(refused, tmp_path, command):
         before = files(tmp_path)
         refused(command, *(("--run-dir",) if command == "train" else ()), "run")
         assert files(tmp_path) == before, text
+
+
+def test_processes_in_which_libraries_would_fail(command):
+    """Each ends in one line, before anything is imported; the help is printed all the same."""
+    for setting, expected in (
+        ({"PYTHONOPTIMIZE": "2"}, "expected Python with docstrings, which TensorFlow reads, got"),
+        ({"PYTHONWARNINGS": "error"}, "expected warnings that are no errors, because Reverb's"),
+    ):
+        done = command("envs", **setting)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
+        assert command("--help", **setting).returncode == 0
+    few = functools.partial(resource.prlimit, 0, resource.RLIMIT_NOFILE, (32, 32))
+    done = command("envs", preexec_fn=few)
+    assert done.returncode == 2
+    assert "at least 128 open files for a process, got 'ulimit -n' 32; raise it" in done.stderr

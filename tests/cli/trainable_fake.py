@@ -90,8 +90,8 @@ class Fake:
 
     evaluation_options_type = EvaluationOptions
 
-    def evaluate(self, run_dir, episodes, seed, best):
-        assert not best
+    def evaluate(self, run_dir, episodes, seed, best, out):
+        assert not best and out is None
         print(f"evaluated {run_dir.name} {episodes} {seed}")
 
 

@@ -24,7 +24,6 @@ _WRITTEN = (
     "results.csv",
     "trials.json",
     "lineage.json",
-    "results.png",
     "summary.csv",
     "evaluation.png",
     "evaluation.mp4",

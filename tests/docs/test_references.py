@@ -52,10 +52,10 @@ def parsed(monkeypatch, tmp_path):
     for kind in (AgentCommand, LearnerCommand):
         monkeypatch.setattr(kind, "train", train)
         monkeypatch.setattr(kind, "evaluate", use)
-    monkeypatch.setattr("agents.cli.suite.run", lambda plan: use(None, plan))
-    monkeypatch.setattr("rl_replicator.experiments.sweep.run", lambda plan: use(None, plan))
+    name = "rl_replicator.experiments.driver.run"
+    monkeypatch.setattr(name, lambda experiment: use(None, experiment))
     # It has checked the options and how they are deployed by then.
-    monkeypatch.setattr("agents.cli.plan.known_parts", lambda *arguments: (use(*arguments), None))
+    monkeypatch.setattr("agents.cli.plan.known_parts", lambda *arguments: use(*arguments))
     monkeypatch.setattr("agents.cli.plan.show", lambda *_: None)
     # The entry points of this tree, whatever is installed.
     info = tmp_path / "site" / "rl_replicator-0.dist-info"

@@ -295,7 +295,8 @@ def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
     config = json.loads((run / "config.json").read_text())
     config["options"]["evaluation"] = {"max_episode_steps": 2}
     (run / "config.json").write_text(json.dumps(config))
-    assert d4pg.command.evaluate(run, episodes=1, seed=3) == 0
+    assert d4pg.command.evaluate(run, episodes=1, seed=3, out=pathlib.Path("first.gif")) == 0
+    assert iio.imread("first.gif").shape[0] == 1  # Of two actions.
     assert policies.play([str(run), "--seed", "3", "--out", "film.gif"]) == 0
     assert policies.zoo([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
     evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))

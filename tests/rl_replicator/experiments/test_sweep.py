@@ -1,7 +1,6 @@
 """`rl-replicator sweep`, with runs that take no time and with a network; trials and their table."""
 
 import csv
-import math
 import os
 import shlex
 import signal
@@ -14,11 +13,10 @@ import numpy as np
 import pytest
 
 from launchpad.engines.ray import cluster
-from rl_replicator.cli import main, sweep
-from rl_replicator.experiments import copies, trial
-from rl_replicator.experiments.trial import Trial, TrialEvaluation, TrialRun, TrialState
-from rl_replicator.runs.evaluations import Score
-from rl_replicator.runs.metrics import MetricWriter, read_metrics
+from rl_replicator.cli import main
+from rl_replicator.experiments import copies, driver, sweep
+from rl_replicator.experiments.trial import Trial, TrialEvaluation, TrialState
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.experiments import hill, steered
 from tests.waiting import wait_until
@@ -77,7 +75,7 @@ def test_the_words_of_a_sweep_come_where_train_takes_them(tmp_path, monkeypatch,
     """Options outside a union precede the word that chooses its dataclass; its own follow it."""
     monkeypatch.chdir(tmp_path)
     plans = []
-    monkeypatch.setattr(sweep.sweep, "run", lambda plan: plans.append(plan) or 0)
+    monkeypatch.setattr(driver, "run", lambda plan: plans.append(plan) or 0)
     searched = (
         "--search",
         "learning-rate=uniform(0.1,0.2)",
@@ -121,17 +119,17 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
     before = results(tmp_path / "s")  # The runs may still be ending: the trials wait for that.
 
     hold.unlink()
-    status, output, errors = run(*words)
+    status, output, errors = run(*words, "--trials", "7")
     assert (status, errors) == (0, "")
     rows = results(tmp_path / "s")
-    assert {row["state"] for row in rows} <= {"done", "stopped"} and len(rows) == 6
+    assert {row["state"] for row in rows} <= {"done", "stopped"} and len(rows) == 7
     assert [row["place"] for row in before] == [row["place"] for row in rows][: len(before)]
     # The default value comes first, and no evaluation was made twice.
     assert rows[0]["place"] == "0.5" and rows[0]["score"] == "3.75"
     for path in runs[:4]:
         made = read_metrics(path, "evaluation")["index"].tolist()
         assert len(made) >= 3 and made == [1, 2, 3, 4][: len(made)]
-    assert "6 of 6 trials ended" in output and "importance: place 100%" in output
+    assert "7 of 7 trials ended" in output and "importance: place 100%" in output
     best = max((row for row in rows if row["state"] == "done"), key=lambda row: float(row["score"]))
     settings = ["--place", best["place"], "--wait-at", "2"]
     assert shlex.split(output.splitlines()[-1])[1:] == ["train", HILL, *settings]
@@ -142,8 +140,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
     status, _, errors = run(*words[:-2])
     assert status == 2 and "options.wait_at was 2 and is now None" in errors
     status, output, _ = run(*words, "--env-timeout", "9")
-    assert status == 0 and "6 of 6 trials ended" in output
-    assert run(*words, "--trials", "7")[0] == 0 and len(results(tmp_path / "s")) == 7
+    assert status == 0 and "7 of 7 trials ended" in output
 
 
 @pytest.mark.processes
@@ -151,7 +148,7 @@ def test_worse_trials_are_stopped(tmp_path, run):
     """Those wait until they are stopped; the figure is a distance, of which the lowest is best."""
     words = (HILL, "--search", "place=choice(0.5,0.3,0.9)", "--kind", "low", "--run-dir", "s")
     status, _, errors = run(
-        *(*words, "--sampler", "random", "--trials", "5", "--parallel", "1", "--seeds", "2"),
+        *(*words, "--sampler", "random", "--trials", "4", "--parallel", "1", "--seeds", "2"),
         *("--waits-beyond", "0.5", "--shape.height", "2"),
     )
     assert (status, errors) == (0, "")
@@ -190,22 +187,24 @@ def test_failures(tmp_path, run):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("end", "status", "state", "starts"),
-    [("kill", 0, "done", 5), ("die", 1, "failed", 2), ("disk", 74, "waiting", 1)],
-)
-def test_a_killed_trial_continues_while_it_makes_progress(
-    tmp_path, run, end, status, state, starts
-):
-    """A full disk ends the sweep, and fails no trial."""
-    found, _, errors = run(*PLACE, "--trials", "1", "--end", end)
-    assert found == status
-    assert [row["state"] for row in results(tmp_path / "s")] == [state]
-    started = (tmp_path / "s" / "trial-000" / "seed-1" / "started.txt").read_text()
-    assert len(started.splitlines()) == starts
-    if end == "disk":
-        assert "trial-000 ended with status 74: no space left" in errors
-        assert "the same command continues" in errors
+def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, run):
+    """It was killed after each evaluation, or before the first one."""
+    words = (HILL, "--search", "end=choice(kill,die)", "--scheduler", "fifo", "--sampler", "random")
+    assert run(*words, "--trials", "3", "--run-dir", "s")[0] == 0
+    rows = results(tmp_path / "s")
+    assert {row["end"] for row in rows} == {"kill", "die"}
+    for row in rows:
+        state, starts = {"kill": ("done", 5), "die": ("failed", 2)}[row["end"]]
+        started = (tmp_path / "s" / _name(row) / "seed-1" / "started.txt").read_text()
+        assert (row["state"], len(started.splitlines())) == (state, starts)
+
+
+@pytest.mark.processes
+def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path, run):
+    status, _, errors = run(*PLACE, "--trials", "1", "--end", "disk")
+    assert status == 74 and [row["state"] for row in results(tmp_path / "s")] == ["waiting"]
+    assert "trial-000 ended with status 74: no space left" in errors
+    assert "the same command continues" in errors
 
 
 @pytest.mark.processes
@@ -245,72 +244,6 @@ def _name(row):
     return f"trial-{int(row['trial']):03}"
 
 
-def columns(tmp_path, *tables, every=1000, end=4500):
-    """The steps of each evaluation, one for each run; the figure of a row is its step."""
-    runs = []
-    for number, steps in enumerate(tables):
-        run = RunDirectory(tmp_path / str(number))
-        with run.opened("net", {}):
-            run.describe("net", {}, {}, Score("evaluation", "y", every=every, end=end).plain())
-        writer = MetricWriter(run.path, "steps")
-        for step in steps:
-            writer.write("evaluation", step, {"y": step})
-        writer.close()
-        runs.append(TrialRun((), run.path, run.path / "log"))
-    found = trial.evaluations(runs)
-    assert [one.steps for one in found] == [one.low for one in found]
-    assert [one.mean for one in found] == [(one.low + one.high) / 2 for one in found]
-    return [(one.low, one.high) for one in found]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        # The learner of the second one had not begun when its first evaluation was due.
-        ((1000, 2000, 4000), (2000, 4000), [(2000, 2000), (4000, 4000)]),
-        # An evaluation was due during another one.
-        ((1000, 2000, 3000, 4000), (1000, 3000, 4000), [(1000, 1000), (3000, 3000), (4000, 4000)]),
-        # They come some steps late.
-        ((1010, 2750, 3000), (1950, 2000, 3020), [(1010, 1950), (2000, 2750), (3000, 3020)]),
-        # The one at the end is none of those that were due before it, and may be late, too.
-        ((1010, 4050, 4500), (1020, 4500), [(1010, 1020), (4500, 4500)]),
-        ((1010, 4010, 4508), (1000, 4090, 4500), [(1000, 1010), (4010, 4090), (4500, 4508)]),
-        ((1010, 4010), (1000, 4500), [(1000, 1010)]),
-        # Not all runs have come equally far.
-        ((1000, 2000), (1000,), [(1000, 1000)]),
-        ((1000,), (2000, 3000), []),
-        ((1000,), (), []),
-    ],
-)
-def test_evaluations_of_runs_are_matched_by_their_steps(tmp_path, first, second, expected):
-    assert columns(tmp_path, first, second) == expected
-
-
-def test_runs_of_equal_steps_need_no_schedule(tmp_path):
-    found = columns(tmp_path, (500, 1000, 1200), (1000, 1200), every=None)
-    assert found == [(1000, 1000), (1200, 1200)]
-    assert trial.evaluations([TrialRun((), tmp_path / "none", tmp_path / "log")]) == []
-
-
-def test_trials_are_read_as_they_were_written(tmp_path):
-    row, undefined = (
-        TrialEvaluation(100, 1.5, 1.0, 2.0),
-        TrialEvaluation(100, math.nan, -math.inf, math.inf),
-    )
-    written = [
-        Trial("trial-000", {"x": "0.1"}, TrialState.STOPPED, "", "loss", False, [row], "a at 3"),
-        Trial("trial-001", {"x": "0.2"}, TrialState.FAILED, "why", evaluations=[undefined]),
-        Trial("trial-002", {"x": "0.3"}, TrialState.RUNNING),
-    ]
-    trial.write(tmp_path / "trials.json", written)
-    found = trial.read(tmp_path / "trials.json")
-    assert [repr(one) for one in found[:2]] == [repr(one) for one in written[:2]]
-    objectives = [trial.objective(one.evaluations, one.is_highest_best) for one in found]
-    assert objectives == [-1.5, -1e30, -1e30]  # The lowest was best.
-    assert found[2].state is TrialState.WAITING  # Nobody runs it any more.
-    assert trial.read(tmp_path / "none.json") == []
-
-
 def test_the_table_has_the_best_trials_first():
     def one(number, state, *means):
         rows = [TrialEvaluation(100 * i, mean, mean, mean + 1) for i, mean in enumerate(means, 1)]
@@ -324,7 +257,7 @@ def test_the_table_has_the_best_trials_first():
         one(3, TrialState.STOPPED, 9.0, 9.0),
         one(4, TrialState.DONE, 1.0, 0.5),
     ]
-    first, head, *rows = [line.split() for line in sweep.sweep.text(trials, 8).splitlines()]
+    first, head, *rows = [line.split() for line in sweep.text(trials, 8).splitlines()]
     assert " ".join(first) == "5 of 8 trials ended, 2 stopped, 2 done, 1 failed"
     assert head[-3:] == ["steps", "loss", "seeds"]
     assert [row[0] for row in rows] == ["4", "2", "3", "1", "0"]

@@ -56,6 +56,7 @@ def test_seeds_become_one_curve_and_a_step_evaluated_again_counts_once(make_run,
     assert (curve.seeds, curve.counted) == (2, "2 seeds")
     np.testing.assert_array_equal(curve.steps, [0, 50, 100, 150])
     np.testing.assert_array_equal(curve.values, [[0, 50, 100, 250], [10, 60, 160, 260]])
+    np.testing.assert_array_equal(curve.is_measured, [True, False, False, False])
     # A further run of a seed is not independent: the mean stands for the seed.
     (curve,) = curves(one, two, make_run("again", [(0, 20), (200, 420)], env="a:b", seed=1))
     assert (curve.seeds, curve.counted) == (2, "3 runs of 2 seeds")
@@ -143,6 +144,13 @@ def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
     assert " A - B 2 100 to 200 37.5 [3" in text and text.endswith(" 1 [1, 1] A is higher")
 
 
+def test_a_figure_between_two_evaluations_is_marked(make_run):
+    one = make_run("a", [(0, 0), (90, 9), (110, 11)], agent={"n": 1})
+    other = make_run("b", [(0, 0), (100, 20)], agent={"n": 2})
+    text = " ".join(compared([one, other])[-1].split())
+    assert " 100 ~10 20 ~: not measured at this step, but between two evaluations " in text
+
+
 def test_noise_is_no_difference(make_run):
     random = np.random.default_rng(0)
     dirs = [
@@ -202,7 +210,7 @@ def test_configs_are_compared_only_at_steps_of_both(make_run):
     _, found, text = compared(dirs)
     assert [pair.steps for pair in found] == [{}, {"a": 1000}, {"a": 20000}]
     rows = [line.split() for line in text.splitlines()]
-    assert ["a", "1,000", "10", "-", "1"] in rows and ["a", "20,000", "-", "200", "1"] in rows
+    assert ["a", "1,000", "10", "-", "~1"] in rows and ["a", "20,000", "-", "200", "1"] in rows
     assert ["b", *["none", "in", "common", "-", "-", "-"]] in rows
     assert [*["A", "-", "B", "0", "-", "-", "-", "no", "steps", "in", "common"]] in rows
     assert [*["B", "-", "C", "1", "20,000", "199", "-", "one", "seed:", "no", "interval"]] in rows
