@@ -114,6 +114,22 @@ def test_interrupted_episodes_are_not_repeated(source, tmp_path):
     assert len(np.unique(targets)) == len(targets) > 90
 
 
+def test_environments_have_places_from_0_to_1_over_all_actors(agent, source, tmp_path, monkeypatch):
+    places = []
+    make_actor = D4PG.make_actor
+
+    def noted(self, weights, adders, contexts):
+        places.extend(context.rank for context in contexts)
+        return make_actor(self, weights, adders, contexts)
+
+    monkeypatch.setattr(D4PG, "make_actor", noted)
+    for actors, envs, expected in ((2, 2, [0, 1 / 3, 2 / 3, 1]), (1, 1, [0.5])):
+        counter = Counter(tmp_path / str(actors), total_steps=40, restored=None)
+        act(agent, source, counter, tmp_path, actors, envs, indices=range(actors))
+        assert places == pytest.approx(expected)
+        places.clear()
+
+
 def test_every_start_of_an_environment_has_numbers_of_its_own(tmp_path):
     counter = Counter(tmp_path, total_steps=100, restored=None)
     seen = [counter.start_environment(3), counter.start_environment(3)]
