@@ -164,6 +164,30 @@ def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, 
     assert restored(tmp_path) == [2, 2, 2, 2]
 
 
+def test_a_stop_links_a_replay_that_takes_long_to_write(serve, tmp_path, monkeypatch):
+    """Otherwise a process that is killed ten seconds after Ctrl-C would lose the last steps."""
+    stop = threading.Event()
+    monkeypatch.setattr(lp, "stop_event", lambda: stop)
+    client = reverb.Client(f"localhost:{serve().port}")
+    run, learner = RunDirectory(tmp_path), CountingLearner()
+    saves = saver.Saver(run, 9, learner, [client], Counter(tmp_path, 100, None), 0.0)
+
+    def written():
+        learner.step()
+        assert saves.save_last()
+        folder = Checkpointer(run.checkpoints).latest().path / "replay"
+        return {path.stat().st_ino for path in folder.iterdir()}
+
+    before = written()
+    stop.set()
+    assert not before & written()
+    monkeypatch.setattr(Checkpointer, "write_seconds", 60.0)
+    slow = written()
+    assert slow and written() == slow
+    stop.clear()
+    assert not slow & written()
+
+
 def continued(run):
     """The learner steps of a learner that is restarted in a run."""
     learner = CountingLearner()
