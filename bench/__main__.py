@@ -31,6 +31,7 @@ SUITE = {
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
+    "packages": "installs thirty packages of environments",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",
