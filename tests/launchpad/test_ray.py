@@ -24,28 +24,30 @@ from rl_replicator.processes import ports
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
+_MACHINE = "0f" * 28
+
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_switchboard_hears_only_those_with_secret_and_key(host):
     """On one machine, at a socket of the user; between machines, at a port with certificates."""
     board, calls = control.Switchboard(host, b"t" * 32), []
-    key = board.expect(lambda channel, pid: calls.append((channel, pid)))
+    key = board.expect(lambda *told: calls.append(told))
     try:
         for secret, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
             if secret != b"x" * 32 or host != "127.0.0.1":
                 with pytest.raises(ConnectionError, match="is not the launcher of this program"):
-                    control.call(board.address, secret, shown)
+                    control.call(board.address, secret, shown, _MACHINE)
         if host != "127.0.0.1":  # The key is of no use without a certificate.
             name, _, port = board.address.rpartition(":")
             with socket.create_connection((name, int(port)), 60) as plain:
-                plain.sendall(key + bytes(4))
+                plain.sendall(key + bytes(32))
                 with contextlib.suppress(OSError):
                     assert plain.recv(1) != b"\1"
         assert calls == []
-        node = control.call(board.address, b"t" * 32, key)
+        node = control.call(board.address, b"t" * 32, key, _MACHINE)
         wait_until(lambda: calls)
-        channel, pid = calls[0]
-        assert pid == os.getpid()
+        channel, *told = calls[0]
+        assert told == [os.getpid(), _MACHINE]
         node.send("state", "running")
         assert channel.receive() == ("state", "running")
         channel.close()
@@ -54,7 +56,7 @@ def test_a_switchboard_hears_only_those_with_secret_and_key(host):
     finally:
         board.close()
     with pytest.raises(ConnectionError):
-        control.call(board.address, b"t" * 32, key)
+        control.call(board.address, b"t" * 32, key, _MACHINE)
 
 
 def test_a_node_talks_to_its_launcher_alone():
@@ -75,7 +77,7 @@ def test_a_node_talks_to_its_launcher_alone():
         impostor.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ConnectionError, match="is not the launcher of this program"):
-            control.call(address, b"t" * 32, b"k" * 16)
+            control.call(address, b"t" * 32, b"k" * 16, _MACHINE)
         impostor.join()
     assert not any(b"k" * 8 in each for each in heard)
 
@@ -86,7 +88,7 @@ def test_a_launcher_that_does_not_answer_is_no_stranger(monkeypatch, tmp_path):
         listener.bind(f"{tmp_path}/s")
         listener.listen()
         with pytest.raises(ConnectionError, match=r"/s did not answer in 0\.1 s"):
-            control.call(f"unix:{tmp_path}/s", b"t" * 32, b"k" * 16)
+            control.call(f"unix:{tmp_path}/s", b"t" * 32, b"k" * 16, _MACHINE)
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://host:10001", "host:", "[::1]:6379"])
@@ -228,19 +230,19 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
 
 def test_a_node_whose_machine_falls_silent_is_given_up():
     """On this machine, its end is told by Ray alone."""
-    ended = []
+    ended, lost = [], set()
     supervisor = types.SimpleNamespace(post_ended=lambda *told: ended.append(told))
     workers = []
-    for label, is_local in (("here", True), ("there", False)):
+    for label, of_cluster in (("here", None), ("there", lost)):
         member = lp_member.Member(label, 0, lp.PyNode(print))
-        workers.append(engine.RayWorker(member, supervisor, None, None, None, is_local))
+        workers.append(engine.RayWorker(member, supervisor, None, None, None, of_cluster))
         near, far = socket.socketpair()
         workers[-1].attach(lp_channel.Channel(near))
         far.close()
     wait_until(lambda: ended)
     time.sleep(0.3)
     assert [worker.name for worker, _ in ended] == ["there/0"]
-    assert ended[0][1].message == "its machine was silent for 15 s"
+    assert ended[0][1].message == "its machine was silent for 15 s" and len(lost) == 1
     for worker in workers:
         worker.close()
 
@@ -276,7 +278,7 @@ from launchpad.engines.ray import control
 from rl_replicator.processes import ports
 
 ports.SILENCE_SECONDS = float(sys.argv[2])
-channel = control.call(sys.argv[1], b"t" * 32, bytes.fromhex(sys.argv[3]))
+channel = control.call(sys.argv[1], b"t" * 32, bytes.fromhex(sys.argv[3]), "00" * 28)
 
 def beat():
     while channel.send("heartbeat"):
@@ -293,7 +295,7 @@ def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
     monkeypatch.setattr(ports, "SILENCE_SECONDS", 3.0)
     board = control.Switchboard(here, b"t" * 32)
     calls = []
-    key = board.expect(lambda channel, pid: calls.append(channel))
+    key = board.expect(lambda channel, *told: calls.append(channel))
     command = ["ip", "netns", "exec", name, sys.executable, "-c", _NODE_ON_ANOTHER_HOST]
     node = subprocess.Popen([*command, board.address, "3", key.hex()])
     try:

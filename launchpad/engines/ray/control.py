@@ -15,13 +15,14 @@ from launchpad.engines import channel as lp_channel
 from launchpad.nodes import tunnel
 from launchpad.rpc import tls
 
-# What a node sends first: its key and its process id. The launcher answers with one byte.
-_HELLO = struct.Struct("<16sI")
+# What a node sends first: its key, its process id, and Ray's id of its machine. The launcher sends
+# one byte back.
+_HELLO = struct.Struct("<16sI28s")
 _CONNECT_SECS = 10.0
 # The kernel accepts connections for a launcher that gets no CPU time: its answer takes longer.
 _HELLO_SECS = 60.0
 
-OnCall = Callable[[lp_channel.Channel, int], object]
+OnCall = Callable[[lp_channel.Channel, int, str], object]
 
 
 class Switchboard:
@@ -47,7 +48,7 @@ class Switchboard:
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def expect(self, on_call: OnCall) -> bytes:
-        """Returns a key; `on_call(channel, process id)` is called for the node that presents it."""
+        """Returns a key; `on_call(channel, process id, machine)` is called for who presents it."""
         key = secrets.token_bytes(16)
         with self._lock:
             self._expected[key] = on_call
@@ -71,19 +72,25 @@ class Switchboard:
     def _greet(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, struct.error):
             connection.settimeout(_HELLO_SECS)
-            key, pid = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+            key, pid, machine = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
             with self._lock:
                 on_call = self._expected.pop(key, None)
             if on_call is not None:
                 connection.sendall(b"\1")
                 connection.settimeout(None)
-                on_call(lp_channel.Channel(connection), pid)
+                on_call(lp_channel.Channel(connection), pid, machine.hex())
                 return
         connection.close()
 
 
-def call(address: str, secret: bytes, key: bytes) -> lp_channel.Channel:
+def call(address: str, secret: bytes, key: bytes, machine: str) -> lp_channel.Channel:
     """Connects a node to the launcher.
+
+    Args:
+      address: The address of the launcher's switchboard.
+      secret: The secret of the program.
+      key: What the switchboard expects.
+      machine: Ray's id of this machine.
 
     Raises:
       ConnectionError: it can't be reached, it does not answer, or another process does.
@@ -91,7 +98,7 @@ def call(address: str, secret: bytes, key: bytes) -> lp_channel.Channel:
     connection = _connect(address, secret)
     connection.settimeout(_HELLO_SECS)
     try:
-        connection.sendall(_HELLO.pack(key, os.getpid()))
+        connection.sendall(_HELLO.pack(key, os.getpid(), bytes.fromhex(machine)))
         answer = connection.recv(1)
     except TimeoutError:
         connection.close()

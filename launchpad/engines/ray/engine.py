@@ -45,6 +45,7 @@ class RayEngine:
                 launch.members, placement.machines(), can_grow=not self._is_own
             )
             self._switchboard = control.Switchboard(self._cluster.host, launch.info.secret)
+            self._lost: set[str] = set()
         except BaseException:
             lp_cluster.release(self._cluster)
             raise
@@ -67,7 +68,14 @@ class RayEngine:
         )
         spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
         machine = self._machines.get(member.name)
-        return RayWorker(member, supervisor, spec, self._switchboard, machine, self._is_own)
+        return RayWorker(
+            member,
+            supervisor,
+            spec,
+            self._switchboard,
+            machine,
+            None if self._is_own else self._lost,
+        )
 
     def close(self) -> None:
         """Disconnects from Ray, and ends it if it is the program's own."""
@@ -102,10 +110,11 @@ class NodeActor:
         """
         atexit._clear()  # Ray's handlers would close the connection on which this call returns.
         spec.surroundings.enter()
-        channel = control.call(launcher, spec.info.secret, key)
-        if not is_local:
-            import ray
+        import ray
 
+        machine = ray.get_runtime_context().get_node_id()
+        channel = control.call(launcher, spec.info.secret, key, machine)
+        if not is_local:
             info = dataclasses.replace(spec.info, host=ray.util.get_node_ip_address())
             spec = dataclasses.replace(spec, info=info)
         status = node_process.Child(channel, spec).run()
@@ -127,7 +136,7 @@ class RayWorker(lp_channel.RemoteWorker):
         spec: node_process.NodeSpec,
         switchboard: control.Switchboard,
         machine: str | None,
-        is_local: bool,
+        lost: set[str] | None,
     ):
         """Prepares the worker; `start()` starts the node.
 
@@ -137,7 +146,8 @@ class RayWorker(lp_channel.RemoteWorker):
           spec: What its process needs.
           switchboard: Accepts the connection of its process.
           machine: Ray's id of the machine that it should run on; None to spread the nodes.
-          is_local: Whether all nodes run on this machine.
+          lost: Ray's ids of the machines that fell silent, on which no node is started again; None
+            if all nodes run on this machine.
         """
         super().__init__(member, supervisor)
         self.pid: int | None = None
@@ -145,7 +155,9 @@ class RayWorker(lp_channel.RemoteWorker):
         self._switchboard = switchboard
         self._config = member.launch_config
         self._machine = machine
-        self._is_local = is_local
+        self._runs_on = ""
+        self._lost = lost
+        self._is_local = lost is None
         self._actor: Any = None
         self._was_called_off = False
 
@@ -169,7 +181,7 @@ class RayWorker(lp_channel.RemoteWorker):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy: Any = "SPREAD"
-        if self._machine is not None:
+        if self._machine is not None and self._machine not in (self._lost or ()):
             # Soft: when that machine has died, a restart elsewhere is better than none.
             strategy = NodeAffinitySchedulingStrategy(self._machine, soft=True)
         options: dict[str, Any] = {
@@ -178,6 +190,8 @@ class RayWorker(lp_channel.RemoteWorker):
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
             "scheduling_strategy": strategy,
         }
+        if self._lost:  # Ray itself takes a minute to find out.
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._lost))})"}
         if environment := self._config.environment():
             # Even an empty one makes Ray start another interpreter.
             options["runtime_env"] = {"env_vars": environment}
@@ -203,21 +217,23 @@ class RayWorker(lp_channel.RemoteWorker):
                 os.kill(self.pid, signal.SIGKILL)
         super()._kill_frozen()
 
-    def _on_call(self, channel: lp_channel.Channel, pid: int) -> None:
-        self.pid = pid
+    def _on_call(self, channel: lp_channel.Channel, pid: int, machine: str) -> None:
+        self.pid, self._runs_on = pid, machine
         self.attach(channel)
 
     def _read(self) -> None:
         super()._read()
-        if not self._is_local:
-            self._thread(self._end_lost, "lost")
+        if self._lost is not None:
+            self._thread(self._end_lost, "lost", self._lost)
 
-    def _end_lost(self) -> None:
+    def _end_lost(self, lost: set[str]) -> None:
         """Gives up a node whose connection was lost, unless Ray soon tells that it died."""
         time.sleep(_TOLD_SECS)
-        self.kill()
-        text = f"its machine was silent for {ports.SILENCE_SECONDS:g} s"
-        self.report_end(errors.ExceptionRecord(errors.PROCESS_DIED, text, ""))
+        if not self._has_ended:
+            lost.add(self._runs_on)
+            self.kill()
+            text = f"its machine was silent for {ports.SILENCE_SECONDS:g} s"
+            self.report_end(errors.ExceptionRecord(errors.PROCESS_DIED, text, ""))
 
     def _await_end(self, end: Any) -> None:
         import ray
