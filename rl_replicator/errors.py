@@ -74,6 +74,19 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def remedy(error: OSError) -> str:
+    """Returns what to do about a failed write.
+
+    Args:
+      error: the error that the write raised.
+    """
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of a file (ulimit -f)"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit on open files (ulimit -n)"
+    return "free some space" if is_disk_full(error) else "check the disk and its permissions"
+
+
 def cannot_write(message: str, error: OSError) -> UsageError:
     """Returns the error for a file that cannot be written: a `DiskError` if there is no space.
 

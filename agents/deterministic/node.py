@@ -20,7 +20,7 @@ from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import finite_state, mark_last_step
 from agents.replay.checkpoint import prefilled
 from agents.replay.local import LocalReplay
-from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints import Checkpointer, CheckpointInfo
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import random_ops
@@ -85,8 +85,9 @@ class TurnsNode(abc.ABC):
             self._restored_metrics: dict[str, float] = {}
             self._save_at = time.monotonic() + plan.checkpoint_seconds
             self._report_at = 0.0
-            if self._checkpointer.latest() is not None:
-                self._restore()
+            found = self._checkpointer.newest_intact()
+            if found is not None:
+                self._restore(found)
             opened.callback(self._learner.close)
             opened.callback(self._replay.close)
             self._opened = opened.pop_all()
@@ -182,11 +183,11 @@ class TurnsNode(abc.ABC):
         pause = max(self._plan.checkpoint_seconds, _SAVE_SHARE * (now - started))
         self._save_at = now + pause
 
-    def _restore(self) -> None:
+    def _restore(self, checkpoint: CheckpointInfo) -> None:
         progress: dict[str, Any] = {}
         with self._replay.muted():
             self._checkpointer.restore(
-                {**self._parts(), "progress": JsonPart(dict, progress.update)}
+                {**self._parts(), "progress": JsonPart(dict, progress.update)}, checkpoint
             )
         self._restored_metrics = progress.get("learner_metrics", {})
         self._learner.refresh()

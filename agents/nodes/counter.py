@@ -453,7 +453,7 @@ def _best_return(run_dir: Path, best: Checkpointer) -> float:
 def restored_counter(
     run_dir: Path, total_steps: int, make: Callable[..., Counter] = Counter
 ) -> Counter:
-    """Makes the counter of a run, restored from the newest checkpoint if there is one.
+    """Makes the counter of a run, restored from the newest intact checkpoint if there is any.
 
     Args:
       run_dir: the run's directory.
@@ -468,7 +468,12 @@ def restored_counter(
     run.check_visible()
     checkpointer = Checkpointer(run.checkpoints)
     state: dict[str, Any] = {}
-    if checkpointer.latest() is not None:
-        checkpointer.restore({"progress": JsonPart(dict, state.update)})
+    found = checkpointer.newest_intact("progress")
+    if found is not None:
+        checkpointer.restore({"progress": JsonPart(dict, state.update)}, found)
+    elif read_metrics(run_dir, "learner"):
+        _LOG.warning(
+            "the counter starts again from 0 steps: there is no checkpoint in %s", run.checkpoints
+        )
     seconds = seconds_taken(run_dir, float(state.get("wall_time", 0.0)))
     return make(run_dir, total_steps, {**state, "wall_time": seconds})

@@ -106,8 +106,9 @@ class Saver:
         self._replays = replays
         self._counter = counter
         self._seconds = seconds
-        latest = self._checkpointer.latest()
-        self._expected_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
+        self._restored_from = self._checkpointer.newest_intact("learner")
+        size = self._restored_from.num_bytes if self._restored_from else 0
+        self._expected_seconds = size / _BYTES_PER_SECOND
         # Learner steps and environment steps of the newest checkpoint, and of the one being saved.
         self._saved: tuple[int, int] | None = None
         self._begun: tuple[int, int] | None = None
@@ -143,11 +144,11 @@ class Saver:
         Raises:
           CheckpointError: if the newest checkpoint does not fit.
         """
-        checkpoint = self._checkpointer.latest()
+        checkpoint = self._restored_from
         if not self._restore_learner_only(checkpoint.step if checkpoint else -1):
             if checkpoint is None:
                 return
-            self._checkpointer.restore(self._learner_part())
+            self._checkpointer.restore(self._learner_part(), checkpoint)
         self._learner.refresh()
 
     def _restore_learner_only(self, step: int) -> bool:
@@ -266,15 +267,13 @@ class Saver:
         return {"learner": TrackablePart(**self._learner.trackables())}
 
     def _replay_parts(self) -> dict[str, ReplayPart | SameReplayPart]:
-        latest = self._checkpointer.latest()
         is_long = self._expected_seconds > _SECONDS_TO_SAVE_IN_HASTE
-        in_haste = lp.stop_event().is_set() and is_long
-        return {
-            part_name(shard): SameReplayPart(latest.path / part_name(shard))
-            if in_haste and latest is not None
-            else ReplayPart(replay)
-            for shard, replay in enumerate(self._replays)
-        }
+        names = [part_name(shard) for shard in range(len(self._replays))]
+        if lp.stop_event().is_set() and is_long:
+            earlier = self._checkpointer.newest_intact(*names)
+            if earlier is not None:
+                return {name: SameReplayPart(earlier.path / name) for name in names}
+        return dict(zip(names, map(ReplayPart, self._replays), strict=True))
 
 
 def mark_last_step(run_dir: Path) -> None:

@@ -100,8 +100,8 @@ def part_name(shard: int) -> str:
 def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], CheckpointerBase]:
     """Makes the constructor of a replay server's checkpointer.
 
-    When the server starts, it loads the tables of the newest checkpoint. If there is none, it loads
-    those that were filled before the start of the run, if any.
+    When the server starts, it loads the tables of the newest checkpoint that holds them intact. If
+    there is no checkpoint, it loads those that were filled before the start of the run, if any.
 
     Args:
       run_dir: directory of the run.
@@ -117,11 +117,11 @@ def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], Checkpoi
         scratch = replay_scratch(run_dir) / str(shard)
         shutil.rmtree(scratch, ignore_errors=True)  # Left by a server that was killed.
         scratch.mkdir(parents=True)
-        latest = Checkpointer(run.checkpoints).latest()
-        stored = latest.path / part_name(shard) if latest else prefilled(run_dir) / str(shard)
+        found = Checkpointer(run.checkpoints).newest_intact(part_name(shard))
+        stored = found.path / part_name(shard) if found else prefilled(run_dir) / str(shard)
         return DefaultCheckpointer(
             path=str(scratch),
-            fallback_checkpoint_path=str(stored) if latest or stored.exists() else None,
+            fallback_checkpoint_path=str(stored) if found or stored.exists() else None,
         )
 
     return make

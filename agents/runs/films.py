@@ -104,7 +104,7 @@ class Films:
         following = (environment_steps // self._every + 1) * self._every
         if self._due is None:  # A continued run has been filmed up to here.
             self._due = following
-        if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
+        if environment_steps < self._due or Checkpointer(self._run.checkpoints).is_empty:
             return
         self._due, self._started_at = following, environment_steps
         try:

@@ -23,7 +23,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from types import TracebackType
 from typing import Any, Protocol
@@ -229,11 +229,10 @@ class Checkpointer:
         return manifest.read(final)[0]
 
     def _remedy(self, error: OSError, needed: int) -> str:
-        if error.errno == errno.EFBIG:
-            return "; raise the limit on the size of a file (ulimit -f)"
-        if not errors.is_disk_full(error):
-            return "; check the disk and its permissions"
-        return f" (at least {needed} bytes needed{_free(self._directory)}); free some space"
+        space = ""
+        if errors.is_disk_full(error) and error.errno != errno.EFBIG:
+            space = f" (at least {needed} bytes needed{_free(self._directory)})"
+        return f"{space}; {errors.remedy(error)}"
 
     @property
     def is_empty(self) -> bool:
@@ -263,24 +262,55 @@ class Checkpointer:
             be read (nothing is renamed then).
           OSError: if one cannot be renamed.
         """
+        info, damaged = self._find_intact(())
+        if info is not None:
+            for path, damage in damaged:
+                self._rename_damaged(path, damage, info)
+        return info
+
+    def newest_intact(self, *parts: str) -> CheckpointInfo | None:
+        """Verifies the newest checkpoint, and older ones until one is intact; renames nothing.
+
+        For a process of a run in progress that starts again.
+
+        Args:
+          *parts: names of the parts whose files are verified; all if none is given.
+
+        Returns:
+          The newest intact checkpoint; None if there is no checkpoint at all.
+
+        Raises:
+          CheckpointError: see `set_aside_damaged`.
+        """
+        info, damaged = self._find_intact(parts)
+        for path, damage in damaged:
+            assert info is not None
+            _LOG.warning("%s is damaged (%s): using step %d", path, damage.finding, info.step)
+        return info
+
+    def _find_intact(
+        self, parts: Collection[str]
+    ) -> tuple[CheckpointInfo | None, list[tuple[pathlib.Path, manifest.DamageError]]]:
+        """Returns the newest intact checkpoint, and the newer ones, which are damaged."""
         damaged: list[tuple[pathlib.Path, manifest.DamageError]] = []
-        for folder in reversed(self._folders()):
+        folders = self._folders()
+        for folder in reversed(folders):
             try:
                 info, files = manifest.read(folder)
                 for file, (size, checksum) in files.items():
-                    manifest.verify(info.path, file, size, checksum)
+                    if not parts or file.partition("/")[0] in parts:
+                        manifest.verify(info.path, file, size, checksum)
             except manifest.DamageError as error:
+                if self._folders()[-1:] != folders[-1:]:  # A run in progress removes old ones.
+                    return self._find_intact(parts)
                 damaged.append((folder, error))
                 continue
-            for path, damage in damaged:
-                self._rename_damaged(path, damage, info)
-            return info
+            return info, damaged
         if not damaged:
-            return None
-        first = damaged[0][1]
+            return None, []
         raise errors.CheckpointError(
             f"expected an intact checkpoint in {self._directory}, found {len(damaged)} damaged "
-            f"({first.finding}); restore that folder from a backup, or start a new run"
+            f"({damaged[0][1].finding}); restore that folder from a backup, or start a new run"
         )
 
     def _rename_damaged(
@@ -297,14 +327,17 @@ class Checkpointer:
             target,
         )
 
-    def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
-        """Restores parts from the newest checkpoint, after verifying their files.
+    def restore(
+        self, parts: Mapping[str, Part], checkpoint: CheckpointInfo | None = None
+    ) -> CheckpointInfo:
+        """Restores parts from a checkpoint, after verifying their files.
 
         Restore parts that belong together in one call: while a run is in progress, the next call
         may find a newer checkpoint. Waits for a save that this object has begun.
 
         Args:
           parts: parts to restore, by name: all parts of the checkpoint, or some.
+          checkpoint: the checkpoint; None for the newest.
 
         Returns:
           The description of the checkpoint.
@@ -316,6 +349,8 @@ class Checkpointer:
             part's `restore` raised the error.
         """
         self.wait()
+        if checkpoint is not None:
+            return _restore(parts, checkpoint.path)
         info = self._of_newest(functools.partial(_restore, parts))
         if info is None:
             raise errors.CheckpointError(

@@ -36,8 +36,8 @@ def space_needed() -> Iterator[None]:
         yield
     except OSError as error:
         raise errors.DiskError(
-            f"cannot write the metrics of the run: {error}; free some space, then continue with "
-            "the same --run-dir"
+            f"cannot write the metrics of the run: {error}; {errors.remedy(error)}, then continue "
+            "with the same --run-dir"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Checkpoints of a whole run, written while its learner trains."""
 
+import shutil
 import threading
 import time
 
@@ -12,7 +13,8 @@ from reverb.platform.checkpointers_lib import DefaultCheckpointer
 import launchpad as lp
 from agents.learning.weights import WeightsPart
 from agents.nodes import saver
-from agents.nodes.counter import Counter, program_folder
+from agents.nodes.counter import Counter, program_folder, restored_counter
+from agents.replay.checkpoint import make_server_checkpointer
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import UsageError
@@ -222,3 +224,56 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     (newest.path / "learner" / "variables").write_bytes(b"damaged")
     assert continued(run) == 2
     assert "the learner continues from the newest checkpoint: " in caplog.text
+
+
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def flip_a_bit(folder):
+    """Of each part: in its largest file."""
+    for part in ("learner", "progress", "replay"):
+        file = max((folder / part).iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, empty])
+def test_nodes_that_start_again_use_the_newest_intact_checkpoint(serve, tmp_path, damage, caplog):
+    """Then, after all checkpoints were deleted, the counter says that it starts from 0."""
+    client = reverb.Client(f"localhost:{serve().port}")
+    run, learner, counter = RunDirectory(tmp_path), CountingLearner(), Counter(tmp_path, 100, None)
+    (tmp_path / "config.json").write_text("{}")  # It has begun.
+    saves = saver.Saver(run, 2, learner, [client], counter, 1000.0)
+    for rows in (1, 2):
+        client.insert([np.float32(rows)], {"table": 1.0})
+        learner.step()
+        counter.report_learner(learner.num_steps, 0.0, {"loss": 1.0})
+        counter.lease(0, 10, 0.0, [])
+        assert saves.save_last()
+    checkpoints = Checkpointer(run.checkpoints)
+    older, newest = sorted(run.checkpoints.glob("0*"))
+
+    def start_again():
+        """Returns steps of learner and counter, and the rows of the replay."""
+        server = reverb.Server(
+            [reverb.Table.queue("table", 10)], checkpointer=make_server_checkpointer(tmp_path, 0)()
+        )
+        try:
+            info = reverb.Client(f"localhost:{server.port}").server_info()["table"]
+        finally:
+            server.stop()
+        progress = restored_counter(tmp_path, 100).progress()
+        return continued(run), progress.environment_steps, info.current_size
+
+    assert start_again() == (2, 20, 2)
+    damage(newest)
+    assert start_again() == (1, 10, 1)
+    assert f"{newest} is damaged" in caplog.text and newest.exists()
+    assert checkpoints.newest_intact().path == older
+    for folder in (older, newest):
+        shutil.rmtree(folder)
+    assert start_again() == (0, 0, 0)
+    assert "the counter starts again from 0 steps: there is no checkpoint in" in caplog.text

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ try:
         writer.write_image("eval", step, "observation", image)
     writer.close()
 except UsageError as error:
-    assert error.__cause__.errno == errno.EFBIG and "free some space" in str(error)
+    assert error.__cause__.errno == errno.EFBIG and "(ulimit -f)" in str(error)
     os._exit(7)
 """
 
@@ -170,3 +171,17 @@ def test_a_kill_loses_nothing_written(tmp_path):
     )
     board.Reload()
     assert [event.value for event in board.Scalars("x")] == list(range(1000))
+
+
+def test_too_many_open_files_are_no_full_disk(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(
+            rr.DiskError, match=r"raise the limit on open files \(ulimit -n\), then"
+        ):
+            writer.write("train", 1, {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    writer.close()
