@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -10,8 +12,6 @@ import launchpad as lp
 from tests.launchpad import upstream_programs
 
 _PROGRAMS = {
-    "consumer": (upstream_programs.make_consumer_program, "[0, 1, 4]"),
-    "batching": (upstream_programs.make_batching_program, "([0.0, 2.0, 4.0, 6.0], True)"),
     "reverb": (upstream_programs.make_reverb_program, "[0, 1, 2]"),
     "cacher": (upstream_programs.make_cacher_program, "([[2, 2, 2], [3, 3, 3]], True)"),
 }
@@ -39,3 +39,25 @@ def test_it_runs_unmodified(engine, name, tmp_path):
 )
 def test_module_paths(name):
     assert importlib.import_module(f"launchpad.{name}") is not None
+
+
+_ENDS = ["polled", "the program has ended", "used the event", "waited", "was interrupted"]
+
+
+@pytest.mark.parametrize("launch_type", ["local_mt", "local_mp"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("consumer_producers", ["Results: 3"]),
+        ("batching", ["client 0: 90", "client 1: 110", "client 2: 130"]),
+        ("hello_world", ["Hello World!!!"]),
+        ("program_wait", sorted(2 * _ENDS)),
+    ],
+)
+def test_the_examples_run_as_commands(name, told, launch_type):
+    flags = {"consumer_producers": ["--num_producers=3"], "batching": ["--num_clients=3"]}
+    command = [sys.executable, "-m", f"launchpad.examples.{name}.launch"]
+    command += [f"--lp_launch_type={launch_type}", *flags.get(name, [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    lines = [line.rpartition("] ")[2] for line in done.stdout.splitlines()]
+    assert (done.returncode, sorted(lines)) == (0, told), done.stderr

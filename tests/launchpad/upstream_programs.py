@@ -1,4 +1,4 @@
-"""Four programs as users of DeepMind's Launchpad write them, without extensions of ours."""
+"""Two programs as users of DeepMind's Launchpad write them, without extensions of ours."""
 
 from __future__ import annotations
 
@@ -16,75 +16,6 @@ class Result:
     def write(self, value) -> None:
         with open(self._path, "w") as file:
             file.write(repr(value))
-
-
-# -- producers and a consumer -------------------------------------------------------------
-
-
-class Producer:
-    def work(self, context: int) -> int:
-        return context * context
-
-
-class Consumer:
-    def __init__(self, producers, result):
-        self._producers = producers
-        self._result = result
-
-    def run(self) -> None:
-        futures = [
-            producer.futures.work(context) for context, producer in enumerate(self._producers)
-        ]
-        self._result.write([future.result() for future in futures])
-        lp.stop()
-
-
-def make_consumer_program(path: str, num_producers: int = 3) -> lp.Program:
-    program = lp.Program("consumer_producers")
-    with program.group("result"):
-        result = program.add_node(lp.CourierNode(Result, path))
-    with program.group("producer"):
-        producers = [program.add_node(lp.CourierNode(Producer)) for _ in range(num_producers)]
-    node = lp.CourierNode(Consumer, producers=producers, result=result)
-    program.add_node(node, label="consumer")
-    return program
-
-
-# -- batching -----------------------------------------------------------------------------
-
-
-class BatchedServer:
-    def __init__(self, batch_size: int):
-        self._sizes = []
-        self.compute = lp.batched_handler(batch_size=batch_size)(self.compute)
-
-    def compute(self, values):
-        self._sizes.append(len(values))
-        return np.asarray(values) * 2
-
-    def largest_batch(self) -> int:
-        return max(self._sizes)
-
-
-class BatchedClient:
-    def __init__(self, server, result):
-        self._server = server
-        self._result = result
-
-    def run(self) -> None:
-        futures = [self._server.futures.compute(np.float32(i)) for i in range(4)]
-        doubled = [float(future.result()) for future in futures]
-        self._result.write((doubled, self._server.largest_batch() > 1))
-        lp.stop()
-
-
-def make_batching_program(path: str) -> lp.Program:
-    program = lp.Program("batching")
-    with program.group("result"):
-        result = program.add_node(lp.CourierNode(Result, path))
-    server = program.add_node(lp.CourierNode(BatchedServer, batch_size=4), label="server")
-    program.add_node(lp.CourierNode(BatchedClient, server, result), label="client")
-    return program
 
 
 # -- Reverb -------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Example programs: `python -m launchpad.examples.consumer_producers.launch`, for example."""
