@@ -103,7 +103,7 @@ class Address:
           timeout: Seconds to wait; None for as long as the program runs.
 
         Raises:
-          RuntimeError: no program runs here.
+          RuntimeError: no program runs here, or no node owns the address.
           TimeoutError: nothing was published in time.
           ProgramStoppedError: nothing was published, and the program is stopping.
         """
@@ -113,6 +113,11 @@ class Address:
         if runtime is None:
             raise RuntimeError(
                 f"address {self.name or self.key} can't be resolved before its program is launched"
+            )
+        if timeout is None and self.key not in {**runtime.info.owners, **runtime.book}:
+            raise RuntimeError(
+                f"address {self.name or self.key} belongs to no node of the program, so nobody "
+                "will publish it; call node.allocate_address(address) before the launch"
             )
         return runtime.resolve(self.key, self.name, timeout)
 

@@ -18,8 +18,9 @@ from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import engine as ray
 from launchpad.launch_type import LaunchType
-from launchpad.nodes import base, colocation, python
+from launchpad.nodes import base, colocation, python, reverb
 from launchpad.rpc import tls
+from rl_replicator.processes import ports
 
 _LOOPBACK = "127.0.0.1"
 _TERMINALS = (
@@ -91,7 +92,8 @@ def launch(
       RuntimeError: a node does not pickle, and `serialize_py_nodes` is set.
       TypeError: a node does not pickle, resources are not a PythonProcess, or a restart policy is
         not a RestartPolicy.
-      ConnectionError: there is no such cluster, or it does not accept the code.
+      ConnectionError: there is no such cluster, or it does not accept the code; or this machine has
+        no loopback interface, which Reverb needs.
     """
     del xm_resources, controller_xm_requirements
     program = _first(programs)
@@ -199,6 +201,9 @@ def _describe(
     ]
     if not members:
         raise ValueError(f"program {program.name!r} has no nodes")
+    names = {address.name for member in members for address in member.node.addresses}
+    if reverb.REVERB_PORT_NAME in names:
+        ports.check_loopback()
     info = lp_runtime.ProgramInfo(
         program_id=uuid.uuid4().hex,
         secret=tls.secret_of_program(),

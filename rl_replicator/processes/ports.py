@@ -68,6 +68,22 @@ def choose(host: str = "", preferred: int = 0) -> int:
         port = _CHOSEN[secrets.randbelow(len(_CHOSEN))]
 
 
+def check_loopback() -> None:
+    """Checks that this machine can connect to itself, as Reverb's clients do.
+
+    Raises:
+      ConnectionError: if it can't, as in a new network namespace.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname(), 5.0).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"expected a loopback interface, got {error.strerror or error}; start it: "
+            "ip link set lo up"
+        ) from None
+
+
 def bypass_proxy(hosts: Iterable[str]) -> None:
     """Makes gRPC in this process connect to hosts directly, even if `http_proxy` is set.
 

@@ -67,6 +67,10 @@ def test_addresses(monkeypatch):
     with pytest.raises(ValueError, match="belongs to"):
         address.assign(lp.PyNode(print))
     assert pickle.loads(pickle.dumps(lp.Address("x"))).name == "x"
+    manager = lp.launch(lp.make_program(lp.PyNode(lp.wait_for_stop)), "test_mt")
+    with pytest.raises(RuntimeError, match=r"orphan belongs to no node .*node\.allocate_address"):
+        lp.Address("orphan").resolve()  # It used to wait for ever.
+    manager.stop_and_wait()
     address.bind(lp.SimpleLocalAddressBuilder())
     assert lp.get_port_from_address(address.resolve()) > 0
     monkeypatch.setenv("LP_PORT_demo", "81")

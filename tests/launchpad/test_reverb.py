@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import psutil
+import pytest
 
 import launchpad as lp
 from tests.launchpad import programs
@@ -53,3 +58,25 @@ def test_a_table_serves_until_its_writers_have_left(tmp_path, monkeypatch):
     manager.stop()
     assert manager.wait(timeout=60)
     assert (tmp_path / "entries").read_text() == "0.0\n6\n"
+
+
+_LAUNCH = """
+import launchpad as lp
+for node in (lp.PyNode(int), lp.MultiThreadingColocation([lp.ReverbNode(list)])):
+    try:
+        lp.launch(lp.make_program(node), "local_mt").wait()
+        print("runs")
+    except ConnectionError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_machine_without_loopback_is_told_at_once():
+    command = ["unshare", "--net", sys.executable, "-c", _LAUNCH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == "runs", "a program without Reverb needs no network"
+    assert (
+        second.startswith("expected a loopback interface, got ") and "ip link set lo up" in second
+    )
