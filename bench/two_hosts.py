@@ -159,9 +159,8 @@ def _launch(fault: str, seconds: float) -> None:
         program, "ray", address=ADDRESS, restart_policies={"actor": policy, "learner": policy}
     )
     try:
-        assert manager.wait_until_ready(_START_SECS), "not all nodes have come up"
-        print(f"all nodes are up after {time.monotonic() - started:.1f} s")
         client = manager.resolve(learner)
+        _await_actors(client, list(HOSTS.values()), started)
         _show_hosts(client)
         if fault == "interrupt":
             _interrupt(client, seconds)

@@ -50,7 +50,6 @@ from launchpad.lifecycle import (
     stop_event,
     unregister_stop_handler,
     wait_for_stop,
-    wait_until_ready,
 )
 from launchpad.nodes.base import RestartPolicy
 from launchpad.nodes.batching import batched_handler
@@ -111,5 +110,4 @@ __all__ = [
     "stop_event",
     "unregister_stop_handler",
     "wait_for_stop",
-    "wait_until_ready",
 ]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from launchpad import runtime as lp_runtime
 from launchpad.launch_type import LaunchContext, LaunchType, is_local_launch_or_test
-
-# Interval at which a node that waits for the others checks whether the program stops, in seconds.
-_POLL_SECS = 0.1
 
 
 def stop(mark_as_completed: bool = False) -> None:
@@ -66,29 +61,6 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
     return stop_event().wait(timeout_secs)
 
 
-def wait_until_ready(timeout_secs: float | None = None) -> bool:
-    """Blocks until every node of the program has been constructed, including this one.
-
-    For work that must not begin while other nodes are still starting: call it in `run()`, never in
-    a constructor. A node that is restarted later finds the program ready.
-
-    Args:
-      timeout_secs: Seconds to wait; None for as long as it takes.
-
-    Returns:
-      True once all are up, False if the time has passed or the program stops before.
-
-    Raises:
-      RuntimeError: outside a running program.
-    """
-    runtime = lp_runtime.require_current()
-    deadline = math.inf if timeout_secs is None else time.monotonic() + timeout_secs
-    while not runtime.ready_event.wait(min(_POLL_SECS, max(0.0, deadline - time.monotonic()))):
-        if runtime.stop_event.is_set() or time.monotonic() >= deadline:
-            return False
-    return True
-
-
 def make_node_killer() -> Callable[[Exception, float], None]:
     """Returns a function that ends the calling node from any thread, even if its code is stuck.
 
@@ -96,11 +68,8 @@ def make_node_killer() -> Callable[[Exception, float], None]:
     stuck. It ends the process of the node, and the restart policy applies; a thread cannot be
     killed, so the program ends with the error. While the program stops, and outside a program, the
     function does nothing.
-
-    Raises:
-      RuntimeError: in a thread that may belong to several programs.
     """
-    runtime = lp_runtime.unambiguous()
+    runtime = lp_runtime.current()
     return runtime.give_up if runtime is not None else lambda error, stuck_secs: None
 
 
@@ -109,22 +78,15 @@ def register_stop_handler(handler: Callable[[], Any]) -> None:
 
     Outside a program it does nothing, so that loops that watch for a stop also run in plain
     scripts.
-
-    Raises:
-      RuntimeError: in a thread that may belong to several programs.
     """
-    runtime = lp_runtime.unambiguous()
+    runtime = lp_runtime.current()
     if runtime is not None:
         runtime.add_stop_handler(handler)
 
 
 def unregister_stop_handler(handler: Callable[[], Any]) -> None:
-    """Undoes `register_stop_handler(handler)`; does nothing if it is not registered.
-
-    Raises:
-      RuntimeError: in a thread that may belong to several programs.
-    """
-    runtime = lp_runtime.unambiguous()
+    """Undoes `register_stop_handler(handler)`; does nothing if it is not registered."""
+    runtime = lp_runtime.current()
     if runtime is not None:
         runtime.remove_stop_handler(handler)
 
@@ -146,7 +108,7 @@ def get_worker_manager() -> NodeWorkerManager:
     """Returns the program of the calling node, or the one that the launching process runs.
 
     Raises:
-      RuntimeError: outside a running program, or in a thread that may belong to several.
+      RuntimeError: outside a running program.
     """
     lp_runtime.require_current()
     return NodeWorkerManager()
@@ -155,8 +117,6 @@ def get_worker_manager() -> NodeWorkerManager:
 @dataclasses.dataclass(frozen=True)
 class ProgramStopper:
     """Stops the program when called, in a node or in any process of the launcher's machine.
-
-    In a thread of the launcher that may belong to several programs, it raises RuntimeError.
 
     Attributes:
       launcher_pid: Process that launches the program.
@@ -167,7 +127,7 @@ class ProgramStopper:
     launcher_host: str
 
     def __call__(self, mark_as_completed: bool = False) -> None:
-        runtime = lp_runtime.unambiguous()
+        runtime = lp_runtime.current()
         if runtime is not None:
             runtime.stop(mark_as_completed)
         elif socket.gethostname() != self.launcher_host:

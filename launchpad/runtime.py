@@ -3,7 +3,7 @@
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
 process, then the program launched last from this process. A thread started by a node has no runtime
-of its own: if several programs run, `unambiguous()` raises an error in it.
+of its own: where nodes are threads, it belongs to the program launched last.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class NodeRuntime:
 
     Attributes:
       is_node: False for the runtime of the launching process.
-      ready_event: Set when all nodes of the program have been constructed.
       stop_event: Set when the program stops: the node should leave `run()`.
       release_event: Set when this node's server is no longer needed: it should stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
@@ -112,7 +111,6 @@ class NodeRuntime:
         self.index = index
         self.info = info
         self.book = book
-        self.ready_event = threading.Event()
         self.stop_event = threading.Event()
         self.release_event = threading.Event()
         self.owned_keys: frozenset[str] = frozenset()
@@ -249,7 +247,6 @@ class NodeRuntime:
         )
         config = self.launch_context.launch_config
         part = NodeRuntime(self.label, self.index, self.info, self.book, callbacks, config)
-        part.ready_event = self.ready_event
         part.published_keys = self.published_keys
         return part
 
@@ -334,32 +331,13 @@ def owner_of(key: str) -> NodeRuntime | None:
     return next((found for found in here if found is not None and key in found.info.owners), None)
 
 
-def unambiguous() -> NodeRuntime | None:
-    """Returns the runtime of the calling code, or None outside a program.
-
-    Raises:
-      RuntimeError: in a thread that may belong to several programs.
-    """
-    is_node = getattr(_thread, "runtime", None) is not None
-    num_programs = len(_launcher_runtimes)
-    if _process_runtime is not None:  # The node runs in the main thread of its process.
-        is_node |= threading.current_thread() is threading.main_thread()
-        num_programs += 1
-    if num_programs > 1 and not is_node:
-        raise RuntimeError(
-            f"{num_programs} Launchpad programs run here, and this thread belongs to no node of "
-            "them: call this in the node's own thread, or use what lp.launch() returned"
-        )
-    return current()
-
-
 def require_current() -> NodeRuntime:
     """Returns the runtime of the calling code.
 
     Raises:
-      RuntimeError: outside a running program, or in a thread that may belong to several.
+      RuntimeError: outside a running program.
     """
-    found = unambiguous()
+    found = current()
     if found is None:
         raise RuntimeError(
             "no Launchpad program runs here: call this from a node, or after lp.launch()"

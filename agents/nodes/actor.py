@@ -87,9 +87,8 @@ class ActorNode:
     def run(self) -> None:
         """Acts until the learner is done, this actor is removed, or the program stops.
 
-        It first waits until all nodes are ready, so that no actor starts while the rate limiter
-        already blocks. When all steps are taken, it waits for the learner: the counter may be
-        restarted from a checkpoint with fewer steps, when all other actors may have ended.
+        When all steps are taken, it waits for the learner: the counter may be restarted from a
+        checkpoint with fewer steps, when all other actors may have ended.
         """
         self._stop = lp.stop_event()
         self._wait_log = WaitLog(
@@ -98,12 +97,11 @@ class ActorNode:
             self._stop,
         )
         with self._opened, contextlib.suppress(StoppedError):
-            if lp.wait_until_ready():
+            self._act()
+            self._finish()
+            while self._gets_steps_again():
                 self._act()
                 self._finish()
-                while self._gets_steps_again():
-                    self._act()
-                    self._finish()
 
     def _is_held_back_in_vain(self, waited: float) -> bool:
         """Returns whether to go on although the replay takes no rows: the learner lacks other rows.

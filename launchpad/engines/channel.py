@@ -127,10 +127,6 @@ class RemoteWorker(lp_member.Worker):
         """Asks the node to leave its `run()`."""
         self._outbox.put(("stop",))
 
-    def notify_ready(self) -> None:
-        """Tells the node that all nodes have been constructed."""
-        self._outbox.put(("ready",))
-
     def release(self) -> None:
         """Tells the node that its server is no longer needed."""
         self._outbox.put(("release",))

@@ -25,9 +25,6 @@ from rl_replicator.processes import signals
 # Polling interval of waits, in seconds, so that the main thread handles signals promptly.
 _POLL_SECS = 0.2
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A script that has not noticed the end of its program after this many seconds is assumed to be in a
-# loop of its own.
-_NOTICE_SECS = 5.0
 
 
 class ProgramManager:
@@ -44,11 +41,9 @@ class ProgramManager:
         """Wraps a supervisor; a test launch is stopped, not awaited, at exit."""
         self.is_test = is_test
         self._supervisor = supervisor
-        self._end_was_seen = False
         self._was_awaited = False
         self._was_failure_raised = False
         self._node: lp_runtime.NodeRuntime | None = None
-        self._is_of_main_thread = False
 
     @property
     def signal_number(self) -> int | None:
@@ -63,7 +58,6 @@ class ProgramManager:
     @property
     def is_done(self) -> bool:
         """True once every node has ended."""
-        self._end_was_seen |= self._supervisor.done.is_set()
         return self._supervisor.done.is_set()
 
     def wait(
@@ -144,7 +138,7 @@ class ProgramManager:
             self.stop()
             self._supervisor.done.wait()
             raise
-        self._end_was_seen = self._was_awaited = True
+        self._was_awaited = True
         failure = self._supervisor.failure
         if failure is not None and not self._was_failure_raised:
             self._was_failure_raised = True
@@ -154,23 +148,6 @@ class ProgramManager:
         return True
 
     join = wait
-
-    def wait_until_ready(self, timeout: float | None = None) -> bool:
-        """Waits until every node has been constructed.
-
-        Args:
-          timeout: Seconds to wait; None for as long as it takes.
-
-        Returns:
-          True once all are up, False if the time has passed or the program ended before.
-        """
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while not self._supervisor.ready.wait(
-            max(0.0, min(_POLL_SECS, deadline - time.monotonic()))
-        ):
-            if self._supervisor.done.is_set() or time.monotonic() >= deadline:
-                return False
-        return True
 
     def stop(self) -> None:
         """Asks the program to stop; returns immediately."""
@@ -223,7 +200,6 @@ class ProgramManager:
         if self._node is not None:
             self._node.call_at_stop(self._end_with_node)
         elif threading.current_thread() is threading.main_thread():
-            self._is_of_main_thread = True
             _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
 
     def _leave_signals(self) -> None:
@@ -256,7 +232,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     for manager in running:
         manager._stop_by_signal(number)
     if running:
-        threading.Thread(target=_deliver_again, args=(number, running), daemon=True).start()
         return
     # Nothing is left to stop: restore the script's own handling of the signal.
     former = _old_handlers.get(number)
@@ -265,22 +240,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         # Another handler was installed over this one: it has called it, and would do so again.
         signal.signal(number, signal.SIG_DFL if former is None else former)
     os.kill(os.getpid(), number)
-
-
-def _deliver_again(number: int, stopped: Sequence[ProgramManager]) -> None:
-    """Sends a signal again if the script does not notice that its programs have ended.
-
-    An example is a script that is in a loop of its own.
-
-    Args:
-      number: The signal.
-      stopped: The programs that the signal has stopped.
-    """
-    for manager in stopped:
-        manager._supervisor.done.wait()
-    time.sleep(_NOTICE_SECS)
-    if not any(manager._end_was_seen for manager in stopped if manager._is_of_main_thread):
-        os.kill(os.getpid(), number)
 
 
 _unfinished: list[ProgramManager] = []

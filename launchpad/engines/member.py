@@ -46,10 +46,6 @@ class Worker(abc.ABC):
         """Asks the node to leave its `run()`."""
 
     @abc.abstractmethod
-    def notify_ready(self) -> None:
-        """Tells the node that all nodes have been constructed."""
-
-    @abc.abstractmethod
     def release(self) -> None:
         """Tells the node that its server is no longer needed."""
 
@@ -110,7 +106,6 @@ class Member:
       is_abandoned: True if it was given up without having ended.
       restarts: Counts the restarts; None before the first failure.
       started_at: Monotonic time of the last start.
-      named_slow_after: Seconds after its start at which its slow start was last logged.
       restart_at: Monotonic time of the next start, or None.
       failed_at: Monotonic time of the failure from which it is recovering, or None.
       is_replaced: True if its worker was killed in order to restart it.
@@ -128,7 +123,6 @@ class Member:
     is_abandoned: bool = False
     restarts: Restarts | None = None
     started_at: float = 0.0
-    named_slow_after: float = 0.0
     restart_at: float | None = None
     failed_at: float | None = None
     is_replaced: bool = False

@@ -172,8 +172,6 @@ class Child:
                 self._may_begin.set()
             elif kind == "address":
                 self.runtime.book[details[0]] = details[1]
-            elif kind == "ready":
-                self.runtime.ready_event.set()
             elif kind == "release":
                 self.runtime.release()
             elif kind == "stop":

@@ -35,8 +35,6 @@ _KILL_SECS = 1.0
 _ASLEEP_SECS = 2.0
 # A process that a signal has stopped is assumed not to resume after this many seconds of silence.
 _STOPPED_SECS = 10.0
-# A node still in its constructor after this many seconds is logged, and whenever the time doubles.
-_SLOW_START_SECS = 120.0
 # Seconds that the shutdown waits for the stop handlers of the launching process.
 _HANDLERS_SECS = 1.0
 # Minimum time for stores to end after their release, in seconds.
@@ -47,7 +45,6 @@ class Supervisor:
     """Runs the workers of one program until they have all ended.
 
     Attributes:
-      ready: Set when all nodes have been constructed.
       done: Set when every node is gone.
       failure: The root failure once `done` is set, or None.
       signal_number: Signal that ended the program, or None.
@@ -73,7 +70,6 @@ class Supervisor:
           termination_notice_secs: Seconds from stop to kill; 0 kills immediately, negative never.
           close_engine: Called once all nodes are gone.
         """
-        self.ready = threading.Event()
         self.done = threading.Event()
         self.failure: errors.NodeFailedError | None = None
         self.signal_number: int | None = None
@@ -212,15 +208,12 @@ class Supervisor:
         member.restart_at = None
         member.is_replaced = False
         member.started_at = time.monotonic()
-        member.named_slow_after = _SLOW_START_SECS / 2
         try:
             member.worker = self._make_worker(member, self)
             member.worker.start()
         except Exception as error:  # For example too many open files or threads.
             self._end(member, errors.ExceptionRecord.of(error))
             return
-        if self.ready.is_set():
-            member.worker.notify_ready()
 
     def _finish(self) -> None:
         for member in self._members:
@@ -249,18 +242,6 @@ class Supervisor:
                 seconds = time.monotonic() - member.failed_at
                 logger.warning("%s is up again after %.1f s", member.name, seconds)
                 member.failed_at = None
-            self._tell_ready()
-
-    def _tell_ready(self) -> None:
-        is_early = any(m.state == lp_runtime.STARTING for m in self._members)
-        if is_early or self.ready.is_set() or self._stop_at is not None:
-            return
-        self.ready.set()
-        if self.launcher is not None:
-            self.launcher.ready_event.set()
-        for member in self._members:
-            if member.worker is not None and not member.is_gone:
-                member.worker.notify_ready()
 
     def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
         if worker is not None and self._member_of(worker) is None:
@@ -317,7 +298,6 @@ class Supervisor:
         if record is not None and not (is_expected and record.type_name == errors.PROCESS_DIED):
             self._fail(member, record)
         member.state = lp_runtime.ENDED
-        self._tell_ready()  # A node without a run() may have reported no state.
 
     def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
         """Schedules the restart of a replaced node, or of a failed one if its policy allows it."""
@@ -399,15 +379,6 @@ class Supervisor:
                 if silent > policy.frozen_after_secs or is_stopped:
                     worker.end_frozen(silent)
 
-    def _name_slow_starts(self, now: float) -> None:
-        """Logs the nodes whose constructors take unusually long, such as one that hangs."""
-        for member in self._members:
-            is_starting = member.state == lp_runtime.STARTING and member.worker is not None
-            secs = now - member.started_at
-            if is_starting and secs > member.named_slow_after * 2:
-                logger.warning("%s: its constructor has not returned for %.0f s", member.name, secs)
-                member.named_slow_after = secs
-
     def _restart_clients(self, key: str) -> None:
         """Restarts the nodes that use a store whose address changed: its clients can't follow."""
         for member in self._members:
@@ -475,7 +446,6 @@ class Supervisor:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
             self._start_again(now)
             self._end_frozen(now)
-            self._name_slow_starts(now)
             # A program that consists only of servers runs until lp.stop().
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()

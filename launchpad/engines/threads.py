@@ -71,10 +71,6 @@ class ThreadWorker(lp_member.Worker):
         name = f"{self.runtime.name} stop"
         threading.Thread(target=self.runtime.notify_stop_in_thread, name=name, daemon=True).start()
 
-    def notify_ready(self) -> None:
-        """Sets the ready event."""
-        self.runtime.ready_event.set()
-
     def release(self) -> None:
         """Lets the server of the node end."""
         self.runtime.release()

@@ -1,4 +1,4 @@
-"""Programs whose processes the tests kill: `python faulty_launcher.py SCENARIO FILE`."""
+"""A program whose launcher the test kills: `python faulty_launcher.py FILE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import launchpad as lp
 
@@ -18,24 +17,7 @@ def parent(path: str) -> None:
     lp.wait_for_stop()
 
 
-def main() -> None:
-    scenario, path = sys.argv[1:]
-    if scenario == "children":
-        program = lp.Program("children")
-        program.add_node(lp.PyNode(parent, path), label="parent")
-        lp.launch(program, "local_mp").wait()
-        return
-    managers = []
-    for name in ("first", "second", "third"):
-        program = lp.Program(name)
-        program.add_node(lp.PyNode(lp.wait_for_stop), label=name)
-        managers.append(lp.launch(program, "local_mt"))
-        managers[-1].wait_until_ready()
-    managers[0].stop_and_wait()  # That the script saw this one end must not count later.
-    pathlib.Path(path).write_text("ready")
-    while True:  # The script's own loop.
-        time.sleep(0.1)
-
-
 if __name__ == "__main__":
-    main()
+    program = lp.Program("children")
+    program.add_node(lp.PyNode(parent, sys.argv[1]), label="parent")
+    lp.launch(program, "local_mp").wait()

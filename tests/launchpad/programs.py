@@ -146,35 +146,6 @@ def launch_inside(path: pathlib.Path) -> None:
     Recorder(path).add("inner has ended")
 
 
-def stop_in_a_thread_of_a_program_inside(path: pathlib.Path) -> None:
-    """Calls `lp.stop()` in a thread that a node of an inner program has started."""
-
-    def stop() -> None:
-        try:
-            lp.stop()
-        except RuntimeError as error:
-            Recorder(path).add(str(error).partition(",")[0])
-
-    def start_a_thread() -> None:
-        helper = threading.Thread(target=stop)
-        helper.start()
-        helper.join()
-
-    program = lp.Program("inner")
-    program.add_node(lp.PyNode(start_a_thread), label="inner")
-    lp.register_stop_handler(lambda: Recorder(path).add(type(lp.stop_event()).__name__))
-    lp.launch(program, "local_mt").wait()
-    stop_event = lp.stop_event()
-    Recorder(path).add("stopped" if stop_event.wait(0.5) else "goes on")
-    # A stop handler may use the node's functions, even while an inner program still runs.
-    other = lp.Program("other")
-    other.add_node(lp.PyNode(lp.wait_for_stop), label="other")
-    manager = lp.launch(other, "local_mt")
-    lp.stop()
-    stop_event.wait()
-    assert manager.wait(60)  # It stops with the outer one, which does not wait for it.
-
-
 def stop_handlers(recorder: Any) -> None:
     """Registers two stop handlers and unregisters one."""
     called = threading.Event()
@@ -358,17 +329,3 @@ def record_import(recorder: Any) -> None:
     import lp_demo_module
 
     recorder.add(lp_demo_module.__file__)
-
-
-class Slow:
-    """Its constructor returns once a file exists."""
-
-    def __init__(self, path: pathlib.Path):
-        while not path.exists():
-            time.sleep(0.02)
-
-
-def record_ready(recorder: Any) -> None:
-    recorder.add("asks")
-    recorder.add(("ready", lp.wait_until_ready(100)))
-    lp.wait_for_stop()

@@ -40,8 +40,6 @@ def test_a_failure_ends_the_program_and_names_its_root(engine, where):
         program.add_node(lp.PyNode(programs.leave_on_stop, recorder))
         program.add_node(lp.CourierNode(programs.Failing, where, recorder))
     manager = lp.launch(program, engine)
-    if where == "constructor":
-        assert manager.wait_until_ready(60) is False
     with pytest.raises(lp.NodeFailedError) as caught:
         manager.wait(timeout=90)
     error = caught.value
@@ -123,35 +121,6 @@ def test_a_program_that_a_node_has_launched_stops_in_order_with_it(engine, tmp_p
     wait_until(path.exists, 90)
     manager.stop_and_wait()
     assert path.read_text() == "waiting\nsaved\ninner has ended\n"
-
-
-def test_a_thread_of_a_program_inside_does_not_stop_the_outer_one(engine, tmp_path):
-    path = tmp_path / "entries"
-    program = lp.Program("outer")
-    program.add_node(lp.PyNode(programs.stop_in_a_thread_of_a_program_inside, path), label="outer")
-    lp.launch(program, engine, termination_notice_secs=100).wait(timeout=90)
-    assert path.read_text() == "2 Launchpad programs run here\ngoes on\nEvent\n"
-
-
-def test_a_program_is_ready_when_all_nodes_are_constructed(engine, tmp_path):
-    may_be_constructed = tmp_path / "may_be_constructed"
-    program, recorder = programs.recorder_program()
-    program.add_node(lp.PyNode(programs.record_ready, recorder), label="waiting")
-    slow = lp.CourierNode(programs.Slow, may_be_constructed)
-    parts = [lp.PyNode(programs.leave_on_stop, recorder), slow]
-    program.add_node(lp.MultiThreadingColocation(parts), label="slow")
-    manager = lp.launch(program, engine)
-    client = manager.resolve(recorder)
-    wait_until(lambda: "asks" in client.entries(), 90)
-    assert manager.wait_until_ready(0.3) is False
-    client.add("not yet")
-    may_be_constructed.touch()
-    assert manager.wait_until_ready(60) is True
-    for entry in (("ready", True), "waiting"):
-        wait_until(lambda entry=entry: entry in client.entries(), 90)
-    entries = [entry for entry in client.entries() if entry != "waiting"]
-    assert entries == ["asks", "not yet", ("ready", True)]
-    manager.stop_and_wait()
 
 
 def test_dm_launchpad_beside_ours_is_an_error(tmp_path):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
@@ -164,31 +162,6 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
     assert _all_gone(nodes, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("engine", "where"),
-    [("local_mp", "node"), ("local_mp", "script"), ("local_mt", "chained")],
-)
-def test_what_a_program_forks_ends_by_itself_and_by_signals(engine, where):
-    """Forks inherit the handlers that keep launcher and nodes running, not what these wait for."""
-    script = _SCRIPT.with_name("forking_launcher.py")
-    launcher = subprocess.Popen(
-        [sys.executable, str(script), engine, where],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = launcher.communicate(timeout=100)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # All have ended.
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
-    assert launcher.returncode == 0
-    assert f"ends: 0 {-signal.SIGTERM} 3" in output
-
-
 @pytest.mark.parametrize("engine", ["local_mp", "ray"])
 def test_no_process_outlives_a_killed_launcher(launch_script, engine):
     launcher = launch_script(engine, "deaf")
@@ -282,48 +255,3 @@ def test_environment_and_output_of_processes(tmp_path, monkeypatch, capfd, caplo
     assert out == "[printer/0] first line\n[printer/0] second line\n"
     assert err == "[printer/0] unfinished\n"
     assert "terminal='output_to_files': output goes to this terminal instead" in caplog.text
-
-
-def test_a_thread_that_may_belong_to_two_programs_stops_neither():
-    told = []
-    stop_program = lp.make_program_stopper("test_mt")
-
-    def stop() -> None:
-        try:
-            lp.stop()
-        except RuntimeError as error:
-            told.append(str(error))
-
-    def try_all() -> None:
-        for function in (
-            stop_program,
-            lp.make_node_killer,
-            lambda: lp.register_stop_handler(print),
-            lambda: lp.unregister_stop_handler(print),
-        ):
-            with pytest.raises(RuntimeError, match="2 Launchpad programs run here"):
-                function()
-        stop()
-
-    def start_a_thread() -> None:
-        helper = threading.Thread(target=try_all)
-        helper.start()
-        helper.join()
-        lp.wait_for_stop()
-
-    managers = []
-    for function in (lp.wait_for_stop, start_a_thread):
-        program = lp.Program("test")
-        program.add_node(lp.PyNode(function), label="node")
-        managers.append(lp.launch(program, "test_mt"))
-    one, two = managers
-    deadline = time.monotonic() + 60
-    while not told:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert "2 Launchpad programs run here, and this thread belongs to no node of them" in told[0]
-    assert not one.wait(timeout=0.3) and not two.wait(timeout=0.3)
-    two.stop_and_wait()
-    stop()  # One program is left.
-    assert one.wait(timeout=60)
-    assert len(told) == 1

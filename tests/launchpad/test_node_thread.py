@@ -11,6 +11,7 @@ from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
+from tests.waiting import wait_until
 
 
 def _node(execute, on_end):
@@ -122,7 +123,7 @@ def test_an_interrupt_after_run_does_not_end_a_server(monkeypatch):
     program = lp.Program("test")
     handle = program.add_node(lp.CourierNode(list), label="server")
     manager = lp.launch(program, "test_mt")
-    assert manager.wait_until_ready(60) and interrupts
+    wait_until(lambda: interrupts)
     assert manager.resolve(handle).copy() == []
     manager.stop()
     assert manager.wait(60)

@@ -36,9 +36,6 @@ class _Worker(lp_member.Worker):
     def notify_stop(self) -> None:
         self._log.append(f"stop {self._name}")
 
-    def notify_ready(self) -> None:
-        self._log.append(f"ready {self._name}")
-
     def release(self) -> None:
         self._log.append(f"release {self._name}")
 
@@ -355,19 +352,6 @@ def test_users_of_a_store_that_moved_start_again_with_their_team():
     assert program.finish() is None
 
 
-def test_a_node_that_ends_without_a_word_holds_up_nobody_who_waits_until_all_are_ready():
-    """For example, an object without a run(), in a thread."""
-    program = _Program(*(lp_member.Member(name, 0, lp.PyNode(print)) for name in ("a", "b")))
-    program.wait_for("start b/0")
-    program.state("b/0", lp_runtime.RUNNING)
-    assert not program.supervisor.ready.wait(0.3)
-    program.end("a/0")
-    assert program.supervisor.ready.wait(60)
-    program.wait_for("ready b/0")
-    assert "ready a/0" not in program.log
-    program.finish()
-
-
 def test_a_planned_restart_is_dropped_at_the_stop():
     program = _Program()
     program.members["other"].restart_policy = lp.RestartPolicy(initial_backoff_secs=30)
@@ -401,16 +385,6 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert team[1].restarts is None and team[2].restarts is None
     assert program.finish() is None
     assert "team/0 is up again after" in caplog.text
-
-
-def test_a_stop_while_a_team_starts_again_is_no_failure():
-    program = _Program(*_team(2))
-    program.wait_for("start team/1")
-    program.end("team/0", record=_died())
-    program.wait_for("kill team/1")
-    program.supervisor.post_stop()
-    program.end("team/1", record=_died())
-    assert program.finish() is None
 
 
 def test_a_node_whose_policy_is_for_itself_starts_again_alone():
@@ -494,16 +468,3 @@ def test_a_node_that_a_signal_has_stopped_is_not_given_the_time_of_a_busy_one():
     member.restart_policy = lp.RestartPolicy(frozen_after_secs=None)
     supervisor._end_frozen(1030.3)
     assert len(log) == 1, "this node may be silent for ever"
-
-
-def test_a_node_that_hangs_in_its_constructor_is_named_again_and_again(caplog):
-    supervisor, member, _ = _watched()
-    supervisor._start(member)
-    for secs in (100, 130, 250, 270):
-        supervisor._name_slow_starts(member.started_at + secs)
-    member.state = lp_runtime.RUNNING
-    supervisor._name_slow_starts(member.started_at + 1000)
-    assert [record.getMessage() for record in caplog.records] == [
-        "actor/0: its constructor has not returned for 130 s",
-        "actor/0: its constructor has not returned for 270 s",
-    ]

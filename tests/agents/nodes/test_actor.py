@@ -51,8 +51,7 @@ def source(agent):
 
 
 @pytest.fixture(autouse=True)
-def ready(monkeypatch):
-    monkeypatch.setattr(lp, "wait_until_ready", lambda: True)
+def program(monkeypatch):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
     # The program ends when an actor gets no steps.
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: True)
