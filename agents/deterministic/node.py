@@ -246,8 +246,8 @@ class DeterministicNode(TurnsNode):
         self._unreported = 0
         self._report_at = time.monotonic() + _SECONDS_BETWEEN_REPORTS
 
-    def _restore(self) -> None:
-        super()._restore()
+    def _restore(self, checkpoint: CheckpointInfo) -> None:
+        super()._restore(checkpoint)
         self._actor.update()
 
     def _own_parts(self) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def test_nodes_that_start_again_use_the_newest_intact_checkpoint(serve, tmp_path
     """Then, after all checkpoints were deleted, the counter says that it starts from 0."""
     client = reverb.Client(f"localhost:{serve().port}")
     run, learner, counter = RunDirectory(tmp_path), CountingLearner(), Counter(tmp_path, 100, None)
-    (tmp_path / "config.json").write_text("{}")  # It has begun.
+    (tmp_path / "config.json").write_text('{"identity": {}}')  # It has begun.
     saves = saver.Saver(run, 2, learner, [client], counter, 1000.0)
     for rows in (1, 2):
         client.insert([np.float32(rows)], {"table": 1.0})
