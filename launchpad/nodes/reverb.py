@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +24,54 @@ logger = logging.getLogger("launchpad")
 
 REVERB_PORT_NAME = "reverb"
 _BIND_ATTEMPTS = 5
+# How long an open writer may take to send its last items, in milliseconds.
+_FLUSH_MS = 1000
+
+
+# Writers of this process, by the address of their server.
+_writers: dict[str, weakref.WeakSet[Any]] = {}
+
+
+@functools.cache
+def _client_class() -> type[reverb.Client]:
+    """Returns the class of the clients of nodes, which remembers their writers."""
+    import reverb  # Here, so that only nodes that use the tables load it and TensorFlow.
+
+    class Client(reverb.Client):
+        def writer(self, *args: Any, **kwargs: Any) -> reverb.Writer:
+            return self._remember(super().writer(*args, **kwargs))
+
+        def trajectory_writer(self, *args: Any, **kwargs: Any) -> reverb.TrajectoryWriter:
+            return self._remember(super().trajectory_writer(*args, **kwargs))
+
+        def structured_writer(self, *args: Any, **kwargs: Any) -> reverb.StructuredWriter:
+            return self._remember(super().structured_writer(*args, **kwargs))
+
+        def _remember(self, writer: Any) -> Any:
+            _writers.setdefault(self.server_address, weakref.WeakSet()).add(writer)
+            return writer
+
+        def __reduce__(self) -> Any:
+            return reverb.Client, (self.server_address,)
+
+    return Client
+
+
+def _close_writers(address: str) -> None:
+    """Closes the writers of this process that their nodes have left open.
+
+    Otherwise, the interpreter's last garbage collection would destroy them, and then they try to
+    reach their server, for ever. Writers that only garbage refers to are destroyed first, because
+    their owners may want to flush them.
+    """
+    gc.collect()
+    for writer in list(_writers.pop(address, ())):
+        with contextlib.suppress(Exception):  # It was closed before, or has rows that do not fit.
+            if hasattr(writer, "close"):
+                writer.close()
+            else:  # A StructuredWriter can't be closed, so it must never be destroyed.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
+                writer.flush(timeout_ms=_FLUSH_MS)
 
 
 class ReverbHandle(base.Handle["reverb.Client"]):
@@ -37,17 +90,16 @@ class ReverbHandle(base.Handle["reverb.Client"]):
 
     def dereference(self) -> reverb.Client:
         """Returns a Reverb client of the server."""
-        import reverb  # Here, so that only nodes that use the tables load it and TensorFlow.
-
+        make = _client_class()
         address = self._address.resolve()
         host, _, port = address.rpartition(":")
         runtime = self._address.runtime()
         ports.bypass_proxy([host, tls.LOOPBACK])
         if runtime is None or host == tls.LOOPBACK:
-            return reverb.Client(address)
+            return make(address)
         if host == runtime.info.host:
-            return reverb.Client(f"{tls.LOOPBACK}:{port}")
-        return reverb.Client(tunnel.connect(address, runtime.info.secret))
+            return make(f"{tls.LOOPBACK}:{port}")
+        return make(tunnel.connect(address, runtime.info.secret))
 
 
 class ReverbNode(python.RunNode[ReverbHandle]):
@@ -102,6 +154,7 @@ class ReverbNode(python.RunNode[ReverbHandle]):
             while not runtime.release_event.wait(self._checkpoint_secs):
                 server.localhost_client().checkpoint()
         finally:
+            _close_writers(f"{tls.LOOPBACK}:{server.port}")
             server.stop()
 
     def _start_server(self, runtime: lp_runtime.NodeRuntime) -> reverb.Server:

@@ -80,3 +80,47 @@ def test_a_machine_without_loopback_is_told_at_once():
     assert (
         second.startswith("expected a loopback interface, got ") and "ip link set lo up" in second
     )
+
+
+_OPEN_WRITERS = """
+import numpy as np
+import reverb
+import launchpad as lp
+
+kept = []
+
+class Actor:
+    def __init__(self, client):
+        self.writers = [client.writer(2), client.trajectory_writer(num_keep_alive_refs=1)]
+        self.cycle = self
+
+    def run(self):
+        stop, (old, new) = lp.stop_event(), self.writers
+        while not stop.wait(0.01):
+            old.append([np.float32(1)])
+            old.create_item("queue", 1, 1.0)
+            new.append([np.float32(1)])
+            new.create_item("queue", 1.0, [new.history[0][-1:]])
+            lp.stop()
+
+class Keeping(Actor):
+    def __init__(self, client):
+        super().__init__(client)
+        kept.append(self)
+
+program = lp.Program("writers")
+tables = lambda: [reverb.Table.queue("queue", 1000)]
+replay = program.add_node(lp.ReverbNode(tables), label="replay")
+for kind in (Actor, Keeping):
+    program.add_node(lp.PyClassNode(kind, replay), label="actor")
+lp.launch(program, "local_mt").wait()
+print("ended", flush=True)
+"""
+
+
+def test_writers_that_nodes_in_threads_leave_open_do_not_hold_up_the_exit():
+    """The interpreter's last collection destroys them, and they tried to reach the server."""
+    command = [sys.executable, "-c", _OPEN_WRITERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert "Exception ignored" not in done.stderr
