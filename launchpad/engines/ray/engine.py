@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import random
 import signal
 import time
 from typing import Any
@@ -181,17 +182,20 @@ class RayWorker(lp_channel.RemoteWorker):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy: Any = "SPREAD"
-        if self._machine is not None and self._machine not in (self._lost or ()):
+        machine = self._machine
+        # Ray itself takes a minute to find out that a machine is lost, and places nodes there.
+        if self._lost and machine in (None, *self._lost):
+            left = [each.key for each in placement.machines() if each.key not in self._lost]
+            machine = random.choice(left or [machine])
+        if machine is not None:
             # Soft: when that machine has died, a restart elsewhere is better than none.
-            strategy = NodeAffinitySchedulingStrategy(self._machine, soft=True)
+            strategy = NodeAffinitySchedulingStrategy(machine, soft=True)
         options: dict[str, Any] = {
             "num_cpus": self._config.cpus,
             "num_gpus": self._config.gpus or 0.0,
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
             "scheduling_strategy": strategy,
         }
-        if self._lost:  # Ray itself takes a minute to find out.
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._lost))})"}
         if environment := self._config.environment():
             # Even an empty one makes Ray start another interpreter.
             options["runtime_env"] = {"env_vars": environment}
