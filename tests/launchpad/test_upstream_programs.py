@@ -51,7 +51,7 @@ _ENDS = ["polled", "the program has ended", "used the event", "waited", "was int
         ("consumer_producers", ["Results: 3"]),
         ("batching", ["client 0: 90", "client 1: 110", "client 2: 130"]),
         ("hello_world", ["Hello World!!!"]),
-        ("program_wait", sorted(2 * _ENDS)),
+        ("program_wait", 2 * _ENDS),
     ],
 )
 def test_the_examples_run_as_commands(name, told, launch_type):
@@ -59,5 +59,6 @@ def test_the_examples_run_as_commands(name, told, launch_type):
     command = [sys.executable, "-m", f"launchpad.examples.{name}.launch"]
     command += [f"--lp_launch_type={launch_type}", *flags.get(name, [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    lines = [line.rpartition("] ")[2] for line in done.stdout.splitlines()]
-    assert (done.returncode, sorted(lines)) == (0, told), done.stderr
+    assert done.returncode == 0, done.stderr
+    # Lines of threads may run into each other.
+    assert {text: done.stdout.count(text) for text in told} == {t: told.count(t) for t in told}
