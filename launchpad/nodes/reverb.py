@@ -37,7 +37,7 @@ def _client_class() -> type[reverb.Client]:
     """Returns the class of the clients of nodes, which remembers their writers."""
     import reverb  # Here, so that only nodes that use the tables load it and TensorFlow.
 
-    class Client(reverb.Client):
+    class RememberingClient(reverb.Client):
         def writer(self, *args: Any, **kwargs: Any) -> reverb.Writer:
             return self._remember(super().writer(*args, **kwargs))
 
@@ -54,7 +54,7 @@ def _client_class() -> type[reverb.Client]:
         def __reduce__(self) -> Any:
             return reverb.Client, (self.server_address,)
 
-    return Client
+    return RememberingClient
 
 
 def _close_writers(address: str) -> None:

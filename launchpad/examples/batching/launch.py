@@ -9,7 +9,7 @@ _NUM_CLIENTS = flags.DEFINE_integer("num_clients", 2, "Number of clients.")
 _NUM_CALLS = 10
 
 
-class Server:
+class Doubler:
     """Doubles numbers, those of a batch at once."""
 
     def __init__(self, batch_size: int):
@@ -27,7 +27,7 @@ class Server:
             lp.stop()
 
 
-class Client:
+class Caller:
     """Calls the server again and again."""
 
     def __init__(self, number: int, server: lp.CourierClient):
@@ -46,10 +46,10 @@ def make_program() -> lp.Program:
     """Returns a program of one server and its clients."""
     program = lp.Program("batching")
     num_clients = _NUM_CLIENTS.value
-    server = program.add_node(lp.CourierNode(Server, num_clients), label="server")
+    server = program.add_node(lp.CourierNode(Doubler, num_clients), label="server")
     with program.group("clients"):
         for number in range(num_clients):
-            program.add_node(lp.CourierNode(Client, number, server))
+            program.add_node(lp.CourierNode(Caller, number, server))
     return program
 
 
