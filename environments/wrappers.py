@@ -77,6 +77,15 @@ class WrappedEnvironment(flat.Environment):
         same = self._environment.observation_spec() == self._inner.observation_spec()
         return self._inner.observation_fields if same else super().observation_fields
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """See `flat.Environment`; that of `inner`, as wrappers see no images."""
+        return self._inner.image_shape
+
+    def image(self) -> np.ndarray:
+        """See `flat.Environment`."""
+        return self._inner.image()
+
     def close(self) -> None:
         """Closes the wrapper and the environment, because many wrappers have no `close`."""
         try:

@@ -100,12 +100,15 @@ def frame_strip(observation: np.ndarray | None) -> np.ndarray | None:
       observation: observation of an agent; None if it provides none.
 
     Returns:
-      uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S]; None if the observation is
-      not a stack of frames.
+      uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S], or of grey ones [H, W, S],
+      unless S is a multiple of 3, as of which they are coloured; None if the observation is not a
+      stack of frames.
     """
     if observation is None or observation.ndim != 3 or observation.dtype != np.uint8:
         return None
     height, width, channels = observation.shape
+    if channels % 3:  # Grey.
+        observation, channels = np.repeat(observation, 3, axis=-1), 3 * channels
     frames = observation.reshape(height, width, channels // 3, 3)
     return frames.transpose(0, 2, 1, 3).reshape(height, -1, 3)
 

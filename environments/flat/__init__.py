@@ -2,6 +2,7 @@
 
 from environments.flat.actions import (
     NO_LIMIT,
+    ContinuousActions,
     DiscreteActions,
     MaskedArray,
     make_actions,
@@ -20,6 +21,7 @@ from environments.flat.environment import (
 
 __all__ = [
     "NO_LIMIT",
+    "ContinuousActions",
     "DiscreteActions",
     "Environment",
     "MaskedArray",

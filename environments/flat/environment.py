@@ -241,6 +241,19 @@ class Environment(dm_env.Environment):
             return self.reset()
         return self._convert(self._environment.step(self._own_action(action)))
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the only image among the environment's own observations.
+
+        Raises:
+          EnvironmentSpecError: if there is none, or there are several.
+        """
+        return self._timesteps.image_shape
+
+    def image(self) -> np.ndarray:
+        """Returns the newest one, [height, width, channels] uint8, as a new array."""
+        return self._timesteps.image()
+
     def observation_spec(self) -> specs.Array:
         return self._timesteps.observation_spec
 

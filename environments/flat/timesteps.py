@@ -96,6 +96,8 @@ class TimeStepConverter:
         if self._mask_size:
             leaves.sort(key=lambda leaf: leaf[0] == (MASK,))
         self.fields, self.observation_bounds = _plan(leaves, drops_images)
+        self._images = [leaf for leaf in leaves if drops_images and _is_image(leaf[1])]
+        self._observation: Any = None
         self.size = self.observation_bounds.shape[1]
         self.observation_spec = (
             MaskedArray(self.size, self._mask_size)
@@ -143,6 +145,8 @@ class TimeStepConverter:
             not a `dm_env.StepType`, or an episode begins before the previous one has ended.
         """
         step_type, reward, discount, observation = timestep
+        if self._images:
+            self._observation = observation
         if step_type is _MID or step_type is _LAST:
             self._step += 1
             if self._step >= self.limit and step_type is _MID:
@@ -186,6 +190,38 @@ class TimeStepConverter:
         if not is_usual:
             self._check_scalars(reward, discount)
         return dm_env.TimeStep(step_type, np.float32(reward_t), np.float32(discount_t), flat)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the only image that is left out; see `image`."""
+        shapes = [spec.shape for _, spec in self._images]
+        if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
+            raise EnvironmentSpecError(
+                "expected one image, uint8 [height, width] or [height, width, channels], among the "
+                f"observations of {self._name} for --frame.render observed, got "
+                f"{shapes or 'none'}; leave the option out"
+            )
+        return (*shapes[0], 1) if len(shapes[0]) == 2 else shapes[0]
+
+    def image(self) -> np.ndarray:
+        """Returns a copy of the image of the newest time step, [height, width, channels] uint8.
+
+        Raises:
+          EnvironmentDataError: if it is missing, or of another shape or dtype than its spec.
+        """
+        ((path, spec),) = self._images
+        value = self._observation
+        try:
+            for key in path:
+                value = value[key]
+        except (IndexError, KeyError, TypeError):
+            value = None
+        array = np.array(value)
+        if array.shape != spec.shape or array.dtype != np.uint8:
+            got = f"{array.dtype} of shape {array.shape}"
+            remedy = "return it as in observation_spec()"
+            raise self._error("image", f"uint8 of shape {spec.shape}", got, remedy)
+        return array.reshape(self.image_shape)
 
     def _flat_value(self, observation: Any, field: Field) -> np.ndarray:
         """Flattens a field, which may hold Python numbers or lists too.

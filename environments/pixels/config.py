@@ -7,7 +7,7 @@ from typing import Any
 
 from environments.errors import EnvironmentSpecError
 
-RENDER_MODES = ("auto", "fast", "exact")
+RENDER_MODES = ("auto", "fast", "exact", "observed")
 _SMALLEST, _LARGEST = 8, 1024
 
 # From PlaNet (Hafner et al. 2019, arXiv:1811.04551); most work on pixels has used them since.
@@ -24,7 +24,7 @@ _OTHER_ACTION_REPEAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class PixelConfig:
-    """The configuration of frames, [height, width, 3] uint8, which are not stacked.
+    """The configuration of frames, [height, width, channels] uint8, which are not stacked.
 
     Attributes:
       height: height of a frame in pixels, from 8 to 1024.
@@ -34,7 +34,8 @@ class PixelConfig:
         Default: 8 for cartpole, 4 for ball_in_cup, cheetah and reacher, 2 for all others.
       render: 'exact' renders as dm_control does. 'fast' renders without shadows, reflections and
         multisampling, and round shapes with fewer faces. 'auto' is 'fast' if OpenGL renders in
-        software, and 'exact' otherwise.
+        software, and 'exact' otherwise. 'observed' renders nothing: the frame is the image among
+        the environment's own observations, of its own size, grey or in colour.
 
     Raises:
       EnvironmentSpecError: if a field is out of its range.

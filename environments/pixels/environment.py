@@ -19,7 +19,7 @@ _SECONDS_TO_MEASURE = 0.3
 
 
 class PixelEnvironment(dm_env.Environment):
-    """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
+    """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, channels].
 
     Actions are those of `flat.Environment`. Each action is repeated
     `action_repeat` times, or until the episode ends. Discounts are multiplied over these steps, and
@@ -53,13 +53,17 @@ class PixelEnvironment(dm_env.Environment):
         self._render_mode = "own"
         wrapped: Any = environment.wrapped
         redraws = environment.is_redrawn and config.render != "fast"
-        if is_physics(getattr(wrapped, "physics", None)) and not redraws:
+        shape = config.height, config.width, 3
+        if config.render == "observed":
+            shape = environment.image_shape
+            self._draw: flat.Render = lambda height, width, camera: environment.image()
+        elif is_physics(getattr(wrapped, "physics", None)) and not redraws:
             rendering.find()  # Raises if OpenGL is unavailable; the first frame loads it.
             self._render_mode = rendering.resolve(config.render)
             settings = RENDER_SETTINGS[self._render_mode]
             self._camera = Camera(lambda: wrapped.physics, settings)
             self._camera.check(*self._view)
-            self._draw: flat.Render = self._camera
+            self._draw = self._camera
         else:
             self._draw = environment.renderer()
             if config.render == "fast":
@@ -67,9 +71,7 @@ class PixelEnvironment(dm_env.Environment):
                     f"expected render 'auto' or 'exact' for {type(wrapped).__qualname__}, "
                     "which renders itself, got 'fast'; leave render at 'auto'"
                 )
-        self._observation_spec = specs.BoundedArray(
-            (config.height, config.width, 3), np.uint8, 0, 255, name="pixels"
-        )
+        self._observation_spec = specs.BoundedArray(shape, np.uint8, 0, 255, name="pixels")
         self._reward_spec = _repeated(environment.reward_spec(), self._action_repeat)
         self.seconds_rendering = 0.0
 
@@ -118,7 +120,7 @@ class PixelEnvironment(dm_env.Environment):
         """Renders the current state. Call `reset` first.
 
         Returns:
-          A new array, [height, width, 3] uint8.
+          A new array, [height, width, channels] uint8.
         """
         started = time.perf_counter()
         try:
@@ -134,7 +136,7 @@ class PixelEnvironment(dm_env.Environment):
             advice = rendering.advice(renderer)
             drawn_by = f"{renderer.kind.upper()}, {renderer.name}, {self._render_mode}"
             drawn_by += f" ({advice})" if advice else ""
-        height, width, _ = self._view
+        height, width, _ = self._observation_spec.shape
         return f"rendering: {drawn_by}, {height}x{width}: {self.frames_per_second():.0f} frames/s"
 
     def frames_per_second(self) -> float:

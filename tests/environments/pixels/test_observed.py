@@ -1,0 +1,74 @@
+"""Frames that are images among an environment's own observations."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import environments
+from agents.nodes.evaluator import frame_strip
+from environments import PixelConfig, PixelEnvironment
+
+OBSERVED = PixelConfig(render="observed", action_repeat=2)
+
+
+class Seen(gymnasium.Env):
+    """Shows its time as the brightness of a grey image of 9 x 12, beside a number."""
+
+    render_mode = None
+
+    def __init__(self, image=None):
+        self.image = image or spaces.Box(0, 255, (9, 12), np.uint8)
+        self.observation_space = spaces.Dict({"eye": self.image, "n": spaces.Box(0, 1, (1,))})
+        self.action_space = spaces.Discrete(2)
+        self.canvas = np.zeros((9, 12), np.uint8)
+
+    def _observe(self):
+        self.canvas[:] = self.time  # The same array at every step.
+        return {"eye": self.canvas, "n": np.zeros(1)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self._observe(), 1.0, False, self.time == 7, {}
+
+
+def adapted(environment):
+    return environments.adapt(environment, drops_images=True)
+
+
+def unchanged(environment):
+    return environment
+
+
+def make(seed):
+    return Seen()
+
+
+@pytest.mark.parametrize("wrap", [(), (f"{__name__}:unchanged",)])
+def test_a_frame_is_the_newest_image(wrap):
+    environment = environments.make(f"{__name__}:make", 0, OBSERVED, wrap)
+    assert environment.observation_spec().shape == (9, 12, 1)
+    frames = [environment.reset().observation]
+    for _ in range(4):
+        frames.append(environment.step(np.int32(1)).observation)
+    assert [int(frame.max()) for frame in frames] == [0, 2, 4, 6, 7]
+    assert all((frame == frame.max()).all() and frame.shape == (9, 12, 1) for frame in frames)
+    assert environment.reset().observation.max() == 0
+    stack = np.concatenate(frames, axis=-1)
+    np.testing.assert_array_equal(frame_strip(stack)[4, ::12, 1], [0, 2, 4, 6, 7])
+
+
+def test_other_observations_are_refused():
+    box = spaces.Box(0, 1, (3,))
+    with pytest.raises(environments.EnvironmentSpecError, match="expected one image, .*got none; "):
+        PixelEnvironment(adapted(Seen(box)), OBSERVED)
+    small = PixelEnvironment(adapted(Seen(spaces.Box(0, 255, (9, 13, 3), np.uint8))), OBSERVED)
+    with pytest.raises(
+        environments.EnvironmentDataError, match=r"image at step 0 .*\(9, 13, 3\), "
+    ):
+        small.reset()
