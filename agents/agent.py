@@ -63,7 +63,7 @@ class BatchActor(Protocol):
     def select_actions(
         self, observations: Sequence[npt.NDArray[Any]]
     ) -> Sequence[npt.NDArray[Any]]:
-        """Returns the action to take in each environment, [A] float32 in [-1, 1]."""
+        """Returns the action to take in each environment: [A] float32 in [-1, 1], or a number."""
         ...
 
     def observe(self, index: int, action: npt.NDArray[Any], next_timestep: dm_env.TimeStep) -> None:

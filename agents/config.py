@@ -3,7 +3,7 @@
 An agent's config is a frozen dataclass that inherits the groups of settings that it needs, and
 overrides their defaults where its paper differs:
 
-    class TD3Config(NoiseSettings, OffPolicyConfig): ...
+    class TD3Config(NoiseSettings, PolicySettings, OffPolicyConfig): ...
     class PixelTD3Config(PixelSettings, TD3Config): ...
 """
 
@@ -22,6 +22,10 @@ from rl_replicator.runs.run_directory import AUTO, adopted
 _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
+_MAX_ATOMS = 4096
+# Limit of the atoms' absolute values. Near the limit of float32, differences between atoms would be
+# infinite.
+MAX_RETURN = 1e30
 # Learner steps between two sets of weights in a policy's average: adding a set costs 2 % of a step.
 AVERAGING_PERIOD = 10
 # For runs from pixels, the discount "auto" is this discount per step of the simulator, to the power
@@ -43,6 +47,18 @@ class Settings:
         """Raises a ConfigError that names the option of field `name`, unless `is_good`."""
         check_option(is_good, f"agent.{name}", expected, getattr(self, name))
 
+    def check_layers(self, name: str) -> None:
+        """Raises ConfigError unless the named field is a list of layer sizes, fit for the torso."""
+        sizes, torso = getattr(self, name), getattr(self, "torso", None)
+        is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
+        self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
+        is_good = torso != "simba" or len(set(sizes)) == 1
+        self.check(is_good, name, "equal sizes, one for each residual block of the torso simba")
+
+    def check_rate(self, name: str) -> None:
+        """Raises ConfigError unless the named field is a learning rate."""
+        self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
+
     def check_at_least(self, least: float, *names: str) -> None:
         """Raises ConfigError unless each named field is at least `least`."""
         for name in names:
@@ -51,7 +67,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicyConfig(Settings):
-    """Settings of every agent that trains a policy and a critic on a replay table."""
+    """Settings of every agent that trains a critic on a replay table."""
 
     normalize_observations: bool = False
     """Scale every dimension of the state to mean 0 and variance 1, over all batches so far."""
@@ -59,8 +75,6 @@ class OffPolicyConfig(Settings):
     """Hidden layers of policy and critic: `mlp`; `simba` (residual blocks with LayerNorm; all sizes
     are equal); `xqc` (batch norm before each layer, and weights of unit length); or the import path
     of a function (`agents.networks.torsos`)."""
-    policy_layers: tuple[int, ...] = (256, 256)
-    """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers."""
     discount: float | Literal["auto"] = 0.99
@@ -69,8 +83,6 @@ class OffPolicyConfig(Settings):
     """Number of rewards in a return before it bootstraps."""
     global_batch_size: int = 256
     """Transitions in one learner step, over all replicas."""
-    policy_learning_rate: float = 3e-4
-    """Adam's step size for the policy."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
     weight_decay: float = 0.0
@@ -90,12 +102,7 @@ class OffPolicyConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("policy_layers", "critic_layers"):
-            sizes = getattr(self, name)
-            is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
-            self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
-            is_good = self.torso != "simba" or len(set(sizes)) == 1
-            self.check(is_good, name, "equal sizes, one for each residual block of the torso simba")
+        self.check_layers("critic_layers")
         self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
         self.check(
             self.policy_average == 1 or self.policy_average > AVERAGING_PERIOD,
@@ -108,13 +115,61 @@ class OffPolicyConfig(Settings):
         self.check(is_good, "policy_average", "1 with the torso xqc")
         self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
         self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
-        for name in ("policy_learning_rate", "critic_learning_rate"):
-            self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
+        self.check_rate("critic_learning_rate")
         if isinstance(self.discount, str):
             is_good = self.discount == AUTO and isinstance(self, PixelSettings)
         else:
             is_good = 0 <= self.discount < 1
         self.check(is_good, "discount", "a number in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySettings(Settings):
+    """The additional settings of an agent with a policy network beside its critic."""
+
+    policy_layers: tuple[int, ...] = (256, 256)
+    """Units of the policy's hidden layers."""
+    policy_learning_rate: float = 3e-4
+    """Adam's step size for the policy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_layers("policy_layers")
+        self.check_rate("policy_learning_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalSettings(Settings):
+    """The additional settings of an agent whose critic is a distribution on fixed atoms."""
+
+    num_atoms: int = 51
+    """Atoms of the return distribution."""
+    value_min: float | None = None
+    """Lowest atom. Default: from the environment's lowest reward and the discount."""
+    value_max: float | None = None
+    """Highest atom. Default: from the environment's highest reward and the discount."""
+    value_scale: Literal["bounds", "returns"] = "bounds"
+    """What the atoms span: `bounds`, the range that follows from the bounds of the rewards, or from
+    `value_min` and `value_max`; `returns`, five times the spread of the returns seen so far, on
+    both sides of 0. An environment that does not bound its rewards has `returns`, unless
+    `value_min` and `value_max` are given."""
+    critic_prior: Literal["zero", "uniform"] = "zero"
+    """Returns that a new critic predicts: `zero`, near 0; `uniform`, the middle of the value range,
+    as in the papers. If the range is [0, 100] and the critic starts at 50, the agent learns only
+    that everything gets worse, and a policy saturates."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            2 <= self.num_atoms <= _MAX_ATOMS, "num_atoms", f"a number from 2 to {_MAX_ATOMS}"
+        )
+        for name in ("value_min", "value_max"):
+            value = getattr(self, name)
+            is_good = value is None or abs(value) <= MAX_RETURN
+            self.check(is_good, name, f"a number from -{MAX_RETURN:g} to {MAX_RETURN:g}")
+        low, high = self.value_min, self.value_max
+        is_range = low is None or high is None or low < high
+        self.check(is_range, "value_min", f"less than value_max ({high})")
 
 
 @dataclasses.dataclass(frozen=True)

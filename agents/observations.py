@@ -3,6 +3,7 @@
 Everything else of an agent is the same from state and from pixels.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, estimate
 from agents.replay.transitions import TransitionLayout
+from environments.flat import mask_size
 from rl_replicator.errors import check_option
 from rl_replicator.layers import precision
 
@@ -46,11 +48,13 @@ class StateObservations:
         Args:
           replay: settings of the table.
           environment_spec: the spec of an environment with flat observations.
-          make_encoder: name -> unbuilt module from [B, N] to [B, N] float32.
+          make_encoder: name -> unbuilt module from observations to features [B, N] float32, without
+            the mask at the end of an observation.
         """
         self._replay = replay
         self._environment_spec = environment_spec
         self._make_encoder = make_encoder
+        self._mask_size = mask_size(environment_spec.observations)
 
     def spec(self) -> tf.TensorSpec:
         """Returns the spec of [N] float32."""
@@ -73,8 +77,12 @@ class StateObservations:
         return MemoryEstimate(transitions, 4.0 * width, "before compression")
 
     def make_encoder(self, name: str) -> snt.Module:
-        """Makes an encoder that returns its input, normalised or unchanged."""
+        """Makes an encoder that returns its input without a mask, normalised or unchanged."""
         return self._make_encoder(name)
+
+    def mask(self, observations: tf.Tensor) -> tf.Tensor | None:
+        """Returns which actions are legal, [B, A] float32, 0 where one is not; None if all are."""
+        return observations[:, -self._mask_size :] if self._mask_size else None
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns `observations`."""
@@ -172,6 +180,10 @@ class PixelObservations:
             return stacked(frames)
         return random_shift(frames, seed, self._settings.max_shift)
 
+    def mask(self, observations: tf.Tensor) -> None:
+        """Returns None: all actions are legal."""
+        del observations
+
     def make_history(self) -> FrameStack:
         """Makes a stack of frames."""
         return FrameStack(self._settings.frame_stack)
@@ -195,5 +207,9 @@ def make_observations(
     """
     if isinstance(config, PixelSettings):
         return PixelObservations(config, config.n_step, environment_spec)
-    make_encoder = RunningNormalization if config.normalize_observations else IdentityEncoder
+    spec, kind = environment_spec.observations, IdentityEncoder
+    if config.normalize_observations:
+        kind = RunningNormalization
+    size = spec.shape[0] - mask_size(spec) if mask_size(spec) else None
+    make_encoder = functools.partial(kind, size=size)
     return StateObservations(config.replay, environment_spec, make_encoder)

@@ -46,7 +46,7 @@ from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
 # The agents to recommend, by the kind of actions.
-AGENTS = {"continuous": ("d4pg", "td3", "sac"), "discrete": ("dqn",)}
+AGENTS = {"continuous": ("d4pg", "sac", "td3"), "discrete": ("dqn",)}
 
 
 class OffPolicyAgent(abc.ABC):
@@ -212,28 +212,41 @@ class OffPolicyAgent(abc.ABC):
             self.make_policy("target_policy"),
             make_critic("target_critic"),
         )
-        observation, action = self._random_inputs()
+        observation, action = self.random_inputs()
 
         def outputs_of(networks: ActorCritic) -> Any:
             features = networks.encoder(observation)
             return networks.policy(features), networks.critic(features, action)
 
-        outputs_of(online), outputs_of(target)  # Builds them.
-        to_unit_length(online.policy, online.critic)
+        return online, self.copied(online, target, outputs_of)
+
+    def copied(self, online: Any, target: Any, outputs_of: Callable[[Any], Any]) -> Any:
+        """Returns the target networks with the weights of the online ones.
+
+        Args:
+          online: networks as a `NamedTuple`, `encoder` and `policy` among them.
+          target: others of the same kind.
+          outputs_of: calls all of the networks, which builds them; returns a nest of tensors.
+
+        Raises:
+          ConfigError: see `make_networks`.
+        """
+        outputs_of(online), outputs_of(target)
+        to_unit_length(*online)
         for name in ("encoder", "policy"):
             check_same_names(name, getattr(online, name), getattr(target, name))
         update_targets(target, online, rate=1.0)
         check_same_results(lambda: outputs_of(online), lambda: outputs_of(target))
         if not online.encoder.trainable_variables:
             target = target._replace(encoder=online.encoder)
-        return online, target
+        return target
 
     def zero_observation(self) -> tf.Tensor:
         """Returns an observation to build networks with, [1, ...]."""
         spec = self.observations.spec()
         return tf.zeros([1, *spec.shape], spec.dtype)
 
-    def _random_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def random_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns some observations and actions to compare networks with, the same in every call.
 
         For a single observation, some outputs may be near zero.
@@ -281,19 +294,30 @@ class OffPolicyAgent(abc.ABC):
         served: Mapping[str, snt.Module],
         select: Callable[[Any], Any],
     ) -> ActingPolicy:
-        encoder, policy = networks["encoder"], networks["policy"]
         return ActingPolicy(
             networks=served,
-            act=lambda observation: select(policy(encoder(observation))),
+            act=lambda observation: select(self.policy_outputs(networks, observation)),
             observation_spec=self.observations.spec(),
             make_history=self.observations.make_history,
         )
 
-    def greedy_action(self, outputs: Any) -> tf.Tensor:
-        """Returns the action without exploration, [B, A], given the outputs of the policy network.
+    def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
+        """Returns what an action is chosen by: the outputs of the policy network.
 
         Args:
-          outputs: the outputs of the policy network, a nest of [B, ...] tensors.
+          networks: those of `make_acting_networks`.
+          observation: [B, ...] of the agent.
+
+        Returns:
+          A nest of [B, ...] tensors.
+        """
+        return networks["policy"](networks["encoder"](observation))
+
+    def greedy_action(self, outputs: Any) -> tf.Tensor:
+        """Returns the action without exploration, [B, A], or [B] int32 if actions are discrete.
+
+        Args:
+          outputs: those of `policy_outputs`.
         """
         return outputs
 
@@ -306,8 +330,8 @@ class OffPolicyAgent(abc.ABC):
           context: what it may depend on.
 
         Returns:
-          A function from the network's outputs for one observation, a nest of arrays, to the action
-          [A], which is clipped to [-1, 1], and its extras, () if there are none.
+          A function from the `policy_outputs` for one observation, a nest of arrays, to the action,
+          [A], which is clipped to [-1, 1], or a number, and its extras, () if there are none.
 
         Raises:
           ConfigError: if the config has no `NoiseSettings`.
@@ -360,9 +384,9 @@ class OffPolicyAgent(abc.ABC):
     ) -> ExploringActor:
         """Makes an actor: the policy with exploration."""
         policy = self.make_exploring_policy(source)
-        shape, name = self.environment_spec.actions.shape, type(self).__name__
+        spec, name = self.environment_spec.actions, type(self).__name__
         explorations = [
-            with_range(self.make_exploration(context), shape, name) for context in contexts
+            with_range(self.make_exploration(context), spec, name) for context in contexts
         ]
         return ExploringActor(policy, source, explorations, adders)
 

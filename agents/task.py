@@ -135,7 +135,9 @@ class _RecordedSpecs(dm_env.Environment):
 
     def action_spec(self) -> specs.BoundedArray:
         low, high = (np.array(limit) for limit in self._form["action_limits"])
-        return specs.BoundedArray(low.shape, np.float32, low, high, "action")
+        is_discrete = low.dtype.kind == "i"  # Whole numbers, as from `Task.described`.
+        dtype = low.dtype if is_discrete else np.float32
+        return specs.BoundedArray(low.shape, dtype, low, high, "action")
 
     def reset(self) -> dm_env.TimeStep:
         raise UsageError(

@@ -33,7 +33,7 @@ class PolicyActor(core.Actor):
         """The observation of the agent on which it acted last."""
 
     def select_action(self, observation: types.NestedArray) -> np.ndarray:
-        """Returns the action [A] float32 for an observation of the environment."""
+        """Returns the action for an observation of the environment: [A] float32, or a number."""
         self.last_observation = self._history.observe(observation)
         return self._policy(self.last_observation[None])[0]
 
@@ -69,8 +69,7 @@ class ExploringActor:
           policy: the policy.
           source: serves the weights.
           explorations: one for each environment: output of the policy network for an observation ->
-            the action to take, [A] float32 in [-1, 1], and its extras for the learner, () if there
-            are none.
+            the action to take and its extras for the learner, () if there are none.
           adders: one for each environment; they write to the replay table.
         """
         size = len(adders)
@@ -89,7 +88,7 @@ class ExploringActor:
         self._adders[index].add_first(timestep)
 
     def select_actions(self, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the action [A] float32 to take in each environment, with exploration."""
+        """Returns the action to take in each environment, with exploration."""
         for index, observation in enumerate(observations):
             self._observations[index] = self._histories[index].observe(observation)
         outputs = self._policy(self._observations)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from dm_env import specs
 
 from agents.agent import ExplorationContext
 from agents.config import NoiseSettings
@@ -218,22 +219,22 @@ def _explored(explore: Exploration, action: np.ndarray) -> np.ndarray:
 
 
 def with_range(
-    explore: Callable[[Any], tuple[np.ndarray, Any]], shape: tuple[int, ...], owner: str
+    explore: Callable[[Any], tuple[np.ndarray, Any]], spec: specs.Array, owner: str
 ) -> Callable[[Any], tuple[np.ndarray, Any]]:
-    """Returns an agent's exploration with its actions clipped to [-1, 1].
+    """Returns an agent's exploration with its actions clipped to [-1, 1], or as int32 numbers.
 
     Environments clip them, too, but the replay must hold the actions that were taken.
 
     Args:
       explore: outputs of the policy network -> action and extras. It may be user-defined.
-      shape: the shape of an action.
+      spec: the spec of an action.
       owner: name of the agent, for the error message.
 
     Returns:
-      The same, but actions are float32 in [-1, 1], and it raises ConfigError for anything but an
-      action of that shape and extras.
+      The same, but actions are those of the spec, and it raises ConfigError for anything but an
+      action of its shape and extras.
     """
-    low, high = np.float32(-1), np.float32(1)
+    low, high, shape = np.float32(-1), np.float32(1), tuple(spec.shape)
 
     def clipped(outputs: Any) -> tuple[np.ndarray, Any]:
         explored = explore(outputs)
@@ -243,6 +244,8 @@ def with_range(
             received = f"an action of shape {np.shape(explored[0])}"
         else:
             action, extras = explored
+            if spec.dtype == np.int32:
+                return np.asarray(action, np.int32), extras
             return np.minimum(np.maximum(action, low), high, dtype=np.float32), extras
         raise ConfigError(
             f"make_exploration of {owner}: expected a function to (action of shape {shape}, "

@@ -94,11 +94,12 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
     task = trained.task if env is None else dataclasses.replace(trained.task, name=env)
     expected, found = trained.task.spec(), task.spec()
     for kind in ("observations", "actions"):
-        one, other = getattr(expected, kind).shape, getattr(found, kind).shape
-        if one != other:
+        one, other = getattr(expected, kind), getattr(found, kind)
+        sizes = [[*spec.shape] or spec.num_values for spec in (one, other)]
+        if sizes[0] != sizes[1]:
             raise UsageError(
-                f"expected an environment with {kind} {list(one)}, as the policy has them, got "
-                f"{list(other)}; choose another --env"
+                f"expected an environment with {kind} {sizes[0]}, as the policy has them, got "
+                f"{sizes[1]}; choose another --env"
             )
     return Player(task, task.make(seed), trained.actor, trained.max_actions)
 
@@ -183,7 +184,8 @@ def record(args: Sequence[str]) -> int:
         },
     }
     episodes = recording.record(policy, chosen.episodes, chosen.seed, chosen.explore)
-    summary = minari_files.write(dataset_id, episodes, about)
+    action_spec = policy.agent.environment_spec.actions
+    summary = minari_files.write(dataset_id, episodes, action_spec, about)
     print(f"dataset {dataset_id}: {summary}")
     return 0
 

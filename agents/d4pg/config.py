@@ -3,20 +3,22 @@
 import dataclasses
 from typing import Literal
 
-from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.config import (
+    CategoricalSettings,
+    NoiseSettings,
+    OffPolicyConfig,
+    PixelSettings,
+    PolicySettings,
+)
 from agents.replay.config import ReplayConfig
 
-_MAX_ATOMS = 4096
-# Limit of the atoms' absolute values. Near the limit of float32, differences between atoms would be
-# infinite.
-MAX_RETURN = 1e30
 # No gradient reaches this norm. Near the limit of float32, clipping to a norm turns all gradients
 # into zeros, infinity and NaN.
 _MAX_NORM = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
-class D4PGConfig(NoiseSettings, OffPolicyConfig):
+class D4PGConfig(NoiseSettings, CategoricalSettings, PolicySettings, OffPolicyConfig):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 
     Defaults are those of the paper or its published implementations, unless stated otherwise.
@@ -36,26 +38,15 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     num_critics: Literal[1, 2] = 1
     """2: of two critics, the one with the smaller mean makes targets and trains the policy, as in
     TD3; a learner step takes longer. The paper has one."""
-    num_atoms: int = 51
-    """Atoms of the return distribution."""
     value_min: float | None = None
     """Lowest atom. Default: from the environment's lowest reward and the discount. The reference
     implementation uses -150."""
     value_max: float | None = None
     """Highest atom. Default: from the environment's highest reward and the discount. The reference
     implementation uses 150."""
-    value_scale: Literal["bounds", "returns"] = "bounds"
-    """What the atoms span: `bounds`, the range that follows from the bounds of the rewards, or from
-    `value_min` and `value_max`; `returns`, five times the spread of the returns seen so far, on
-    both sides of 0. An environment that does not bound its rewards has `returns`, unless
-    `value_min` and `value_max` are given."""
-    critic_prior: Literal["zero", "uniform"] = "zero"
-    """Returns that a new critic predicts: `zero`, near 0; `uniform`, the middle of the value range,
-    as in the paper. If the range is [0, 100] and the critic starts at 50, the policy learns only
-    that everything gets worse, and saturates."""
     critic_loss: str = "categorical"
     """`categorical`, or the import path of a function with the signature of
-    `agents.d4pg.losses.categorical_td_loss`."""
+    `agents.learning.categorical.categorical_td_loss`."""
 
     exploration_random_steps: int = 5_000
     """Environment steps, over all actors, before the policy acts; until then, actions are random,
@@ -92,16 +83,6 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
             norm = getattr(self, name)
             is_good = norm is None or 0 < norm <= _MAX_NORM
             self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
-        self.check(
-            2 <= self.num_atoms <= _MAX_ATOMS, "num_atoms", f"a number from 2 to {_MAX_ATOMS}"
-        )
-        for name in ("value_min", "value_max"):
-            value = getattr(self, name)
-            is_good = value is None or abs(value) <= MAX_RETURN
-            self.check(is_good, name, f"a number from -{MAX_RETURN:g} to {MAX_RETURN:g}")
-        low, high = self.value_min, self.value_max
-        is_range = low is None or high is None or low < high
-        self.check(is_range, "value_min", f"less than value_max ({high})")
 
 
 # D4PG as published, for all but the paper's hardest tasks. Where the paper gives no value, this is

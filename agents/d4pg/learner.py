@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
-from agents.learning import diagnostics, value_scale
+from agents.learning import categorical, diagnostics, value_scale
 from agents.learning.losses import normalized_weights
 from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
@@ -51,7 +51,7 @@ class D4PGLearner(tf.Module):
           total_steps: learner steps over which the importance exponent grows to its final value.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
-          critic_loss: function with the arguments and results of `losses.categorical_td_loss`.
+          critic_loss: function with the arguments and results of `categorical.categorical_td_loss`.
           scale: the extras of a batch -> a scalar by which rewards are divided.
         """
         super().__init__(name="d4pg")
@@ -154,8 +154,10 @@ class D4PGLearner(tf.Module):
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
         update_targets(target, online, config.target_update_rate, is_due)
 
-        edge_low, edge_high = losses.edge_mass(probs)
-        priorities = tf.reduce_max([losses.kl_priorities(*of_critic) for of_critic in td], axis=0)
+        edge_low, edge_high = categorical.edge_mass(probs)
+        priorities = tf.reduce_max(
+            [categorical.kl_priorities(*of_critic) for of_critic in td], axis=0
+        )
         return StepOutput(
             keys=sample.keys,
             priorities=priorities,

@@ -1,19 +1,22 @@
 """Datasets of recorded episodes as Minari has them, from this project or elsewhere.
 
-Observations and actions are those of agents: flat float32 vectors, and actions in [-1, 1]. `infos`
-holds the discounts, `[T + 1]`, of which the first is 1.
+Observations and actions are those of agents: flat float32 vectors, and actions in [-1, 1] or
+numbered. `infos` holds the discounts, `[T + 1]`, of which the first is 1.
 """
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dm_env import specs
 
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
+from environments.flat import ContinuousActions, DiscreteActions, make_actions
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import atomic_file
 
@@ -55,19 +58,16 @@ class EpisodeDataset:
         self,
         name: str,
         data: Any,
-        low: np.ndarray,
-        high: np.ndarray,
+        actions: ContinuousActions | DiscreteActions,
     ):
         """Stores the dataset; see `open_dataset`.
 
         Args:
           name: the name as the user gave it.
           data: the `minari.MinariDataset`.
-          low: [A] lower bounds of its actions, which become -1.
-          high: [A] upper bounds, which become 1.
+          actions: maps its actions to those of agents.
         """
-        self.name, self._data = name, data
-        self._low, self._high = low, high
+        self.name, self._data, self._actions = name, data, actions
 
     def check(self) -> DatasetSummary:
         """Reads and checks all episodes.
@@ -128,11 +128,12 @@ class EpisodeDataset:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise wrong(f"finite float32 {name}", "NaN or infinity")
-        scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
-        scale = np.where(scale > 0, scale, 1.0)  # Constant actions.
-        actions = ((arrays["actions"].reshape(steps, -1) - offset) / scale).astype(np.float32)
-        if np.abs(actions).max() > 1 + _TOLERANCE:
+        own_spec, spec = self._actions.own_spec, self._actions.spec
+        own = arrays["actions"].reshape(steps, *own_spec.shape)
+        margin = _TOLERANCE * (own_spec.maximum - own_spec.minimum) / 2
+        if not ((own >= own_spec.minimum - margin) & (own <= own_spec.maximum + margin)).all():
             raise wrong("actions within the dataset's action space", "one outside of it")
+        actions = self._actions.from_own(own)
         ends = np.asarray(data.terminations, bool) | np.asarray(data.truncations, bool)
         if ends[:-1].any():
             raise wrong("an end at the last step only", f"one at step {int(np.argmax(ends))}")
@@ -145,7 +146,7 @@ class EpisodeDataset:
                 raise wrong("a discount from 0 to 1 for each action", "others")
         return RecordedEpisode(
             arrays["observations"].reshape(steps + 1, -1),
-            np.clip(actions, -1.0, 1.0),
+            np.clip(actions, spec.minimum, spec.maximum).astype(spec.dtype),
             arrays["rewards"].astype(np.float32),
             discounts,
             None,
@@ -165,19 +166,15 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     data = _opened(name)
     _compare_tasks(name, data, task)
     with task.make(seed=0) as environment:
-        action_spec = environment.own_action_spec
-        sizes = environment.observation_spec().shape[0], environment.action_spec().shape[0]
-    for kind, expected, space in (
-        ("observations", sizes[0], data.observation_space),
-        ("actions", sizes[1], data.action_space),
-    ):
-        if type(space).__name__ != "Box" or np.prod(space.shape) != expected:
-            raise UsageError(
-                f"expected {kind} in a Box of {expected} numbers in the dataset {name}, as "
-                f"{task.name} has them, got {space}; record episodes of {task.name}"
-            )
-    low, high = _range(name, data.action_space, action_spec)
-    return EpisodeDataset(name, data, low, high)
+        made: Any = environment
+        own, size = made.own_action_spec, made.observation_spec().shape[0]
+    space = data.observation_space
+    if type(space).__name__ != "Box" or np.prod(space.shape) != size:
+        raise UsageError(
+            f"expected observations in a Box of {size} numbers in the dataset {name}, as "
+            f"{task.name} has them, got {space}; record episodes of {task.name}"
+        )
+    return EpisodeDataset(name, data, _actions_of(name, data.action_space, own))
 
 
 def recorded_form(name: str) -> dict[str, Any]:
@@ -187,17 +184,22 @@ def recorded_form(name: str) -> dict[str, Any]:
       name: see `open_dataset`.
 
     Raises:
-      UsageError: if there is no such dataset, or its observations or actions are no Boxes.
+      UsageError: if there is no such dataset, its observations are no Box, or its actions are
+        several arrays.
     """
+    from environments.libraries.gymnasium_adapter import action_spec
+
     data = _opened(name)
-    spaces = {"observations": data.observation_space, "actions": data.action_space}
-    for kind, space in spaces.items():
-        if type(space).__name__ != "Box":
-            raise UsageError(f"expected {kind} in a Box in the dataset {name}, got {space}")
-    low, high = spaces["actions"].low.ravel(), spaces["actions"].high.ravel()
+    space, actions = data.observation_space, action_spec(data.action_space)
+    if type(space).__name__ != "Box" or not isinstance(actions, specs.BoundedArray):
+        raise UsageError(
+            f"expected a Box of observations and one array of actions in the dataset {name}, got "
+            f"{space} and {data.action_space}"
+        )
+    limits = [np.broadcast_to(x, actions.shape).ravel() for x in (actions.minimum, actions.maximum)]
     return {
-        "observations": [int(np.prod(spaces["observations"].shape))],
-        "action_limits": [low.tolist(), high.tolist()],
+        "observations": [int(np.prod(space.shape))],
+        "action_limits": [limit.tolist() for limit in limits],
     }
 
 
@@ -234,15 +236,24 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
         )
 
 
-def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of the actions: [-1, 1], or the environment's own."""
-    bounds = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
-    for low, high in ((-1.0, 1.0), (own.minimum.reshape(-1), own.maximum.reshape(-1))):
-        if np.allclose(bounds[0], low) and np.allclose(bounds[1], high):
-            return bounds
+def _actions_of(name: str, space: Any, own: Any) -> ContinuousActions | DiscreteActions:
+    """Returns the mapping of a dataset's actions: the environment's own, or those of agents."""
+    from environments.libraries.gymnasium_adapter import action_spec
+
+    given, of_agents = action_spec(space), make_actions(own, name).spec
+    for spec in (of_agents, own):
+        if (
+            isinstance(given, specs.BoundedArray)
+            and (given.dtype.kind == "f") == (spec.dtype.kind == "f")
+            and np.prod(given.shape) == np.prod(spec.shape)
+            and np.allclose(given.minimum.ravel(), spec.minimum.ravel())
+            and np.allclose(given.maximum.ravel(), spec.maximum.ravel())
+        ):
+            return make_actions(given, name)
     raise UsageError(
-        f"expected actions from -1 to 1 in the dataset {name}, or the range of the environment, "
-        f"{own.minimum.min():g} to {own.maximum.max():g}, got {space}"
+        f"expected actions from {of_agents.minimum.min():g} to {of_agents.maximum.max():g} in the "
+        f"dataset {name}, or the range of the environment, {own.minimum.min():g} to "
+        f"{own.maximum.max():g}, {np.prod(own.shape, dtype=int)} of them, got {space}"
     )
 
 
@@ -303,13 +314,17 @@ def check_new(dataset_id: str) -> None:
 
 
 def write(
-    dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
+    dataset_id: str,
+    episodes: Iterable[RecordedEpisode],
+    action_spec: specs.BoundedArray,
+    about: Mapping[str, Any],
 ) -> DatasetSummary:
     """Writes episodes as a dataset into Minari's folder. If that fails, nothing is left.
 
     Args:
       dataset_id: the id of the new dataset.
       episodes: one or more episodes.
+      action_spec: the agents' spec of their actions.
       about: metadata of Minari and, under `METADATA`, of this project, as plain
         data.
 
@@ -324,27 +339,33 @@ def write(
     # It gets its name only once it is complete: an incomplete dataset could not be recognised.
     try:
         with atomic_file.making_folder(path) as new:
-            return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
+            created = functools.partial(_created, new / "data", dataset_id, action_spec, about)
+            return DatasetSummary.of(_written(created, episodes))
     except OSError as error:
         raise cannot_write(f"cannot write the dataset to {path}: {error}", error) from error
 
 
 def _written(
-    folder: Path, dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
+    created: Callable[[RecordedEpisode], Any], episodes: Iterable[RecordedEpisode]
 ) -> Iterator[RecordedEpisode]:
     """Yields each episode once it is written."""
     storage: Any = None
     for index, episode in enumerate(episodes):
         if storage is None:
-            storage = _created(folder, dataset_id, episode)
-            storage.update_metadata(dict(about))
+            storage = created(episode)
         storage.update_episodes([_buffer(episode)])
         storage.update_episode_metadata([{"return": episode.episode_return}], [index])
         yield episode
 
 
-def _created(folder: Path, dataset_id: str, episode: RecordedEpisode) -> Any:
-    """Creates the storage of a dataset without episodes, with the specs of the given one."""
+def _created(
+    folder: Path,
+    dataset_id: str,
+    action_spec: specs.BoundedArray,
+    about: Mapping[str, Any],
+    episode: RecordedEpisode,
+) -> Any:
+    """Creates the storage of a dataset without episodes, for observations like those given."""
     from gymnasium import spaces
     from minari import namespace
     from minari.dataset.minari_dataset import parse_dataset_id
@@ -354,13 +375,17 @@ def _created(folder: Path, dataset_id: str, episode: RecordedEpisode) -> Any:
     if group is not None and group not in namespace.list_local_namespaces():
         namespace.create_namespace(group)
     folder.mkdir(parents=True)
-    observation, action = episode.observations[0].shape, episode.actions[0].shape
     storage = MinariStorage.new(
         folder,
-        observation_space=spaces.Box(-np.inf, np.inf, observation, np.float32),
-        action_space=spaces.Box(-1.0, 1.0, action, np.float32),
+        observation_space=spaces.Box(-np.inf, np.inf, episode.observations[0].shape, np.float32),
+        action_space=(
+            spaces.Discrete(action_spec.num_values, dtype=np.int32)
+            if isinstance(action_spec, specs.DiscreteArray)
+            else spaces.Box(-1.0, 1.0, action_spec.shape, np.float32)
+        ),
     )
-    storage.update_metadata({"dataset_id": dataset_id, "minari_version": _minari().__version__})
+    own = {"dataset_id": dataset_id, "minari_version": _minari().__version__}
+    storage.update_metadata({**own, **about})
     return storage
 
 

@@ -21,7 +21,7 @@ class RecordedEpisode:
 
     Attributes:
       observations: [T + 1, N] float32.
-      actions: [T, A] float32 in [-1, 1].
+      actions: [T, A] float32 in [-1, 1], or [T] int32.
       rewards: [T] float32.
       discounts: [T] float32, as the environment gave them: the last one is 0 after a termination.
       seed: the seed of the environment; None if unknown.
@@ -137,13 +137,15 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
         context.random.bit_generator.state = _noise(episode_seed).bit_generator.state
         context.memory.clear()
         with policy.make_environment(episode_seed) as environment:
+            spec = environment.action_spec()
             timesteps: list[dm_env.TimeStep] = [environment.reset()]
             actions: list[np.ndarray] = []
             actor.observe_first(timesteps[0])
             while not timesteps[-1].last() and len(actions) < policy.max_actions:
                 action = actor.select_action(timesteps[-1].observation)
                 timesteps.append(environment.step(action))
-                actions.append(np.clip(action, -1.0, 1.0).astype(np.float32))  # As it does.
+                # As the environment does.
+                actions.append(np.clip(action, spec.minimum, spec.maximum).astype(spec.dtype))
                 actor.observe(action, timesteps[-1])
         yield RecordedEpisode(
             np.stack([timestep.observation for timestep in timesteps]),

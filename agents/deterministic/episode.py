@@ -67,7 +67,7 @@ class SavedEpisode:
         arrays = {}
         if self._timestep is not None:
             arrays["observation"] = self._timestep.observation
-            arrays["actions"] = np.array(self._actions, np.float32)
+            arrays["actions"] = np.array(self._actions, self._environment.action_spec().dtype)
             arrays["outcomes"] = np.array(self._outcomes, np.float64).reshape(-1, 3)
         np.savez(folder / _ARRAYS, **arrays)
 

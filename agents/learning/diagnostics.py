@@ -37,10 +37,22 @@ def step_metrics(
       Scalars by name, for `StepOutput.metrics`.
     """
     return {
-        "critic_gradient_norm": tf.linalg.global_norm(critic_gradients),
         "policy_gradient_norm": tf.linalg.global_norm(policy_gradients),
-        "dormant_share": dormant_share(critic_gradients, critic_variables),
         "action_saturation": action_saturation(action),
+        **critic_metrics(critic_gradients, critic_variables, weights, priorities),
+    }
+
+
+def critic_metrics(
+    critic_gradients: Sequence[tf.Tensor | None],
+    critic_variables: Sequence[tf.Variable],
+    weights: tf.Tensor,
+    priorities: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+    """Computes those of `step_metrics` that need no policy; see there for the arguments."""
+    return {
+        "critic_gradient_norm": tf.linalg.global_norm(critic_gradients),
+        "dormant_share": dormant_share(critic_gradients, critic_variables),
         "effective_batch_share": effective_share(weights),
         "priority_variation": variation(priorities),
     }

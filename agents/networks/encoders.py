@@ -73,11 +73,23 @@ def smallest_frame(kind: str) -> int:
 
 @snt.allow_empty_variables
 class IdentityEncoder(snt.Module):
-    """Returns its input, for observations that are features already: [B, N] float32."""
+    """Returns its input, for observations that are features already: [B, N] float32.
+
+    Of a longer input, it returns the first N numbers: the others are a mask of actions.
+    """
+
+    def __init__(self, name: str = "encoder", size: int | None = None):
+        """Makes an encoder of N = `size` features; None for all."""
+        super().__init__(name=name)
+        self._size = size
 
     def __call__(self, observation: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> the same."""
-        return observation
+        return _features(observation, self._size)
+
+
+def _features(observation: tf.Tensor, size: int | None) -> tf.Tensor:
+    return observation if size is None else observation[:, :size]
 
 
 class ConvEncoder(snt.Module):
@@ -219,13 +231,15 @@ class RunningNormalization(snt.Module):
     Before the first update, the encoder only clips.
     """
 
-    def __init__(self, name: str = "encoder"):
+    def __init__(self, name: str = "encoder", size: int | None = None):
         """Makes an encoder without variables; the first call makes them.
 
         Args:
           name: name of the module.
+          size: N; what follows is a mask of actions, and left out. None for all.
         """
         super().__init__(name=name)
+        self._size = size
 
     @snt.once
     def _build(self, size: int) -> None:
@@ -235,6 +249,7 @@ class RunningNormalization(snt.Module):
 
     def __call__(self, observation: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> the same, normalised."""
+        observation = _features(observation, self._size)
         self._build(observation.shape[-1])
         normalised = (observation - self.mean) * tf.math.rsqrt(self.variance + _EPSILON)
         return tf.clip_by_value(normalised, -_MAX, _MAX)
@@ -245,6 +260,7 @@ class RunningNormalization(snt.Module):
         Args:
           observation: [B, N] float32 of a replica's batch.
         """
+        observation = _features(observation, self._size)
         observation = tf.clip_by_value(observation, -_MAX_IN_MOMENTS, _MAX_IN_MOMENTS)
         mean = collectives.all_mean(tf.reduce_mean(observation, axis=0))  # [N]
         variance = collectives.all_mean(

@@ -12,6 +12,7 @@ from agents.nodes.evaluator import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
 from environments import Environment
+from environments.flat import DiscreteActions
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
@@ -52,11 +53,11 @@ def export_policy(
     environment = policy.make_environment(seed=0)
     flat = environment if policy.task.pixels is None else environment.wrapped
     action_spec = action_range(flat, bool(policy.task.wrap))
-    to_range = _to_range(action_spec)
+    to_own = _to_own(action_spec)
     spec, frame = acting.observation_spec, environment.observation_spec()
-    act, inputs = _single(acting.act, to_range), {"observation": tf.TensorSpec([None, *spec.shape])}
+    act, inputs = _single(acting.act, to_own), {"observation": tf.TensorSpec([None, *spec.shape])}
     if policy.task.pixels is not None:
-        act = _stacked(acting.act, to_range)
+        act = _stacked(acting.act, to_own)
         inputs = {
             "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
             "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
@@ -76,31 +77,49 @@ def _in_float32(agent: Any, source: AgentSource) -> Any:
     return source.make_agent(float32, agent.environment_spec)
 
 
-def _to_range(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from actions [B, A] in [-1, 1] to those of the environment's own spec."""
+def _to_own(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function from an agent's actions to those of the environment's own spec.
+
+    Args:
+      spec: that spec; the agent's actions are [B, A] in [-1, 1], or [B] int32 numbers.
+    """
+    if spec.dtype.kind != "f":
+        return _numbered(spec)
     low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32).reshape(-1)
     high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32).reshape(-1)
 
-    def to_range(action: tf.Tensor) -> tf.Tensor:
+    def to_own(action: tf.Tensor) -> tf.Tensor:
         own = action * ((high - low) / 2) + (high + low) / 2
         own = tf.minimum(tf.maximum(own, low), high)
         return tf.reshape(own, [-1, *spec.shape])
 
-    return to_range
+    return to_own
 
 
-def _single(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def _numbered(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function from numbers [B] to the combinations that they stand for."""
+    table = DiscreteActions(spec, "").table
+    rows = table.reshape(len(table), -1).astype(np.float32)  # Exact: the numbers are small.
+
+    def to_own(action: tf.Tensor) -> tf.Tensor:
+        own = tf.matmul(tf.one_hot(action, len(rows)), rows)
+        return tf.reshape(tf.cast(own, table.dtype), [-1, *spec.shape])
+
+    return to_own
+
+
+def _single(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     def function(observation: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"action": to_range(act(observation))}
+        return {"action": to_own(act(observation))}
 
     return function
 
 
-def _stacked(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def _stacked(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     def function(observation: tf.Tensor, stack: tf.Tensor) -> dict[str, tf.Tensor]:
         channels = observation.shape[-1]
         stack = tf.concat([stack[..., channels:], observation], axis=-1)
-        return {"action": to_range(act(stack)), "next_stack": stack}
+        return {"action": to_own(act(stack)), "next_stack": stack}
 
     return function
 
@@ -173,9 +192,9 @@ def _return(policy: Policy, run: RunDirectory) -> str:
 
 def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
     if policy.task.pixels is not None:
-        pixels = policy.task.pixels
+        shape = policy.agent.environment_spec.observations.shape
         return (
-            f"frame, uint8 [{pixels.height}, {pixels.width}, 3], after every "
+            f"frame, uint8 {list(shape)}, after every "
             f"{policy.task.action_repeat} environment steps, in which the action is repeated"
         )
     named = [f"{name} {where.start}:{where.stop}" for name, where in fields.items()]
@@ -185,27 +204,32 @@ def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
 def _action(spec: Any) -> str:
     limits = (np.broadcast_to(x, spec.shape).ravel() for x in (spec.minimum, spec.maximum))
     ranges = dict.fromkeys(f"[{low:g}, {high:g}]" for low, high in zip(*limits, strict=True))
-    return f"float32 {list(spec.shape)}, within {', '.join(ranges)}"
+    dtype = "float32" if spec.dtype.kind == "f" else spec.dtype.name
+    return f"{dtype} {list(spec.shape)}, within {', '.join(ranges)}"
 
 
 # Key: whether the policy is from pixels.
 _USAGE = {
     False: (
         "Input `observation`: [B, N] float32, the environment's arrays, flattened and concatenated "
-        "in the order above. Output `action`: [B, ...] float32 in the range of the environment's "
-        "own action spec. The statistics that normalise observations, if the agent has any, are "
-        "part of the model."
+        "in the order above; a mask of actions is one of them. Output `action`: [B, ...] in the "
+        "range of the environment's own action spec. The statistics that normalise observations, "
+        "if the agent has any, are part of the model."
     ),
     True: (
-        "Inputs `observation`: [B, H, W, 3] uint8, the newest frame, and `stack`: [B, H, W, 3 S] "
+        "Inputs `observation`: [B, H, W, C] uint8, the newest frame, and `stack`: [B, H, W, C S] "
         "uint8, the output `next_stack` of the call before; at the start of an episode, the first "
-        "frame S times. Output `action`: [B, ...] float32 in the range of the environment's own "
-        "action spec. Convolutions compute in float32, whatever they did in training."
+        "frame S times. Output `action`: [B, ...] in the range of the environment's own action "
+        "spec. Convolutions compute in float32, whatever they did in training."
     ),
 }
 _WRAPPED = {
     False: (
-        " This is the wrapped environment as the agent sees it: one vector, and actions in [-1, 1]."
+        " This is the wrapped environment as the agent sees it: one vector, and actions in [-1, 1] "
+        "or numbered."
     ),
-    True: " This is the wrapped environment as the agent sees it, with actions in [-1, 1].",
+    True: (
+        " This is the wrapped environment as the agent sees it, with actions in [-1, 1] or "
+        "numbered."
+    ),
 }

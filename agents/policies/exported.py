@@ -12,6 +12,7 @@ import numpy as np
 from acme import core
 
 from agents.task import Task
+from environments.flat import make_actions
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.standalone import Model
 from rl_replicator.runs.plain_data import stored_part
@@ -42,15 +43,11 @@ class ExportedActor(core.Actor):
           action_spec: the spec in whose range the model acts, see `action_range`.
         """
         self._model = model
-        low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
-        high = np.broadcast_to(action_spec.maximum, action_spec.shape).astype(np.float32)
-        half, self._middle = ((high - low) / 2).reshape(-1), ((high + low) / 2).reshape(-1)
-        self._half = np.where(half > 0, half, 1)  # Constant actions.
+        self._actions = make_actions(action_spec, "the policy's environment")
 
     def select_action(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the action, [A] float32 in [-1, 1], as this project's environments take it."""
-        own = np.asarray(self._model.act(observation), np.float32).reshape(-1)
-        return (own - self._middle) / self._half
+        """Returns the action as this project's environments take it."""
+        return self._actions.from_own(np.asarray(self._model.act(observation))[None])[0]
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""

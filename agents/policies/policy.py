@@ -79,7 +79,8 @@ class Policy:
             float32, or a frame [H, W, 3] uint8. Frames are stacked here.
 
         Returns:
-          [A] float32 in [-1, 1], the form in which these environments take actions.
+          [A] float32 in [-1, 1], or the number of a discrete action: the form in which these
+          environments take actions.
 
         Raises:
           TypeError: if the observation is a nest of arrays, as returned by your own environments.

@@ -27,7 +27,7 @@ import reverb
 import tensorflow as tf
 from acme import specs, types
 
-from agents.replay.transitions import TABLE, EpisodeWriter, Extras, check_array
+from agents.replay.transitions import TABLE, ActionColumns, EpisodeWriter, Extras, check_array
 
 
 class FrameLayout:
@@ -51,7 +51,7 @@ class FrameLayout:
         """Lays out transitions of an environment.
 
         Args:
-          spec: the spec of an environment with uint8 frames [H, W, C] and float32 actions [A].
+          spec: the spec of an environment with uint8 frames [H, W, C].
           stack: frames in an observation of the agent.
           n_step: steps in a full transition.
           chunk_length: frames that are compressed together. Sampling decompresses whole chunks.
@@ -59,28 +59,23 @@ class FrameLayout:
           transitions_per_item: L.
 
         Raises:
-          ValueError: if an observation is not a uint8 frame, or an action not a float32 vector.
+          ValueError: if an observation is not a uint8 frame, or see `ActionColumns`.
         """
-        frame, action = spec.observations, spec.actions
+        frame = spec.observations
         if len(frame.shape) != 3 or frame.dtype != np.uint8:
             raise ValueError(
                 f"expected uint8 frames [height, width, channels], got shape {frame.shape} of "
                 f"{frame.dtype}; make the environment with `pixels=`"
             )
-        if len(action.shape) != 1 or action.dtype != np.float32:
-            raise ValueError(
-                f"expected a float32 vector as action, got shape {action.shape} of {action.dtype}; "
-                "wrap the environment with `environments.make`"
-            )
         self.frame_shape: tuple[int, int, int] = tuple(frame.shape)
-        self.action_size = action.shape[0]
+        self._action = ActionColumns(spec.actions)
         self.stack = stack
         self.n_step = n_step
         self.chunk_length = chunk_length
         self.transitions_per_item = transitions_per_item
         self.window = stack + n_step + transitions_per_item - 1
         self._extras = Extras(extras_spec)
-        row = [self.action_size + self._extras.size + 3]
+        row = [self._action.size + self._extras.size + 3]
         if transitions_per_item > 1:
             row = [transitions_per_item, row[0] + 1]
         self.signature = {
@@ -105,7 +100,7 @@ class FrameLayout:
 
     def check_action(self, action: object) -> None:
         """See `Layout`."""
-        check_array("action", action, (self.action_size,), np.float32, "agent")
+        self._action.check(action)
 
     def pack_extras(self, extras: Any) -> np.ndarray:
         """See `Layout`."""
@@ -122,7 +117,8 @@ class FrameLayout:
         numbers = [transition.reward, transition.discount, steps]
         if self.transitions_per_item > 1:
             numbers.append(step)
-        return np.concatenate([transition.action, transition.extras, np.array(numbers, np.float32)])
+        action = np.ravel(transition.action).astype(np.float32, copy=False)
+        return np.concatenate([action, transition.extras, np.array(numbers, np.float32)])
 
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
@@ -143,11 +139,11 @@ class FrameLayout:
 
         return types.Transition(
             observation=stack_at(start),
-            action=row[:, : self.action_size],
+            action=self._action.unpack(row[:, : self._action.size]),
             reward=row[:, -3],
             discount=row[:, -2],
             next_observation=stack_at(start + tf.cast(row[:, -1], tf.int32)),
-            extras=self._extras.unpack(row[:, self.action_size : -3]),
+            extras=self._extras.unpack(row[:, self._action.size : -3]),
         )
 
 

@@ -230,6 +230,37 @@ class Extras:
         return tree.unflatten_as(self._spec, shaped)
 
 
+class ActionColumns:
+    """Stores an action among float32 numbers: [A] float32 as it is, an int32 number as one float.
+
+    Attributes:
+      size: numbers that an action takes.
+    """
+
+    def __init__(self, spec: specs.Array):
+        """Stores the spec.
+
+        Raises:
+          ValueError: if an action is neither a float32 vector nor an int32 number.
+        """
+        self._is_discrete = spec.shape == () and spec.dtype == np.int32
+        if not self._is_discrete and not (len(spec.shape) == 1 and spec.dtype == np.float32):
+            raise ValueError(
+                f"expected a float32 vector as action, or an int32 number, got shape {spec.shape} "
+                f"of {spec.dtype}; wrap the environment with `environments.make`"
+            )
+        self._shape, self._dtype = tuple(spec.shape), spec.dtype.type
+        self.size = 1 if self._is_discrete else spec.shape[0]
+
+    def check(self, action: object) -> None:
+        """Raises a ValueError unless it is an action."""
+        check_array("action", action, self._shape, self._dtype, "agent")
+
+    def unpack(self, columns: tf.Tensor) -> tf.Tensor:
+        """Unpacks a batch: [B, size] float32 -> [B, A] float32 or [B] int32."""
+        return tf.cast(columns[:, 0], tf.int32) if self._is_discrete else columns
+
+
 class TransitionLayout:
     """Packs each transition into one float32 vector, and unpacks a batch of them.
 
@@ -244,23 +275,23 @@ class TransitionLayout:
         """Lays out transitions of an environment.
 
         Args:
-          spec: the spec of an environment with flat float32 observations [N] and actions [A].
+          spec: the spec of an environment with flat float32 observations [N].
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
           transitions_per_item: rows in an item of the table.
 
         Raises:
-          ValueError: if an observation or action is not a float32 vector.
+          ValueError: if an observation is not a float32 vector, or see `ActionColumns`.
         """
-        for name, array in (("observation", spec.observations), ("action", spec.actions)):
-            if len(array.shape) != 1 or array.dtype != np.float32:
-                raise ValueError(
-                    f"expected a float32 vector as {name}, got shape {array.shape} of "
-                    f"{array.dtype}; wrap the environment with `environments.make`"
-                )
-        self.observation_size = spec.observations.shape[0]
-        self.action_size = spec.actions.shape[0]
+        array = spec.observations
+        if len(array.shape) != 1 or array.dtype != np.float32:
+            raise ValueError(
+                f"expected a float32 vector as observation, got shape {array.shape} of "
+                f"{array.dtype}; wrap the environment with `environments.make`"
+            )
+        self.observation_size = array.shape[0]
+        self._action = ActionColumns(spec.actions)
         self._extras = Extras(extras_spec)
-        self._extras_start = 2 * self.observation_size + self.action_size + 2
+        self._extras_start = 2 * self.observation_size + self._action.size + 2
         self.width = self._extras_start + self._extras.size
         self.transitions_per_item = transitions_per_item
         shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
@@ -276,7 +307,7 @@ class TransitionLayout:
 
     def check_action(self, action: object) -> None:
         """See `Layout`."""
-        check_array("action", action, (self.action_size,), np.float32, "agent")
+        self._action.check(action)
 
     def pack_extras(self, extras: Any) -> np.ndarray:
         """See `Layout`."""
@@ -284,7 +315,7 @@ class TransitionLayout:
 
     def pack(self, transition: types.Transition) -> np.ndarray:
         """Packs one transition of arrays, with packed extras, into a row [width] float32."""
-        n, a, e = self.observation_size, self.action_size, self._extras_start
+        n, a, e = self.observation_size, self._action.size, self._extras_start
         row = np.empty(self.width, np.float32)
         row[:n] = transition.observation
         row[n : n + a] = transition.action
@@ -298,10 +329,10 @@ class TransitionLayout:
         """See `Layout`; rows are [B, width] float32, or [B, n, width] with places."""
         if places is not None:
             rows = tf.gather(rows, places, batch_dims=1)
-        n, a, e = self.observation_size, self.action_size, self._extras_start
+        n, a, e = self.observation_size, self._action.size, self._extras_start
         return types.Transition(
             observation=rows[:, :n],
-            action=rows[:, n : n + a],
+            action=self._action.unpack(rows[:, n : n + a]),
             reward=rows[:, n + a],
             discount=rows[:, n + a + 1],
             next_observation=rows[:, n + a + 2 : e],

@@ -168,7 +168,7 @@ class _Cause(NamedTuple):
     options: Sequence[str]
 
 
-_MORE = ("--agent.exploration-sigma", "--actors")
+_MORE = ("--agent.exploration-sigma", "--agent.exploration-epsilon", "--actors")
 _RATES = ("--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
 _EDGE = "value support too small: {x:.0%} of the mass on its"
 # The most telling one first.

@@ -4,11 +4,11 @@ import dataclasses
 import math
 from typing import Literal
 
-from agents.config import OffPolicyConfig, PixelSettings
+from agents.config import OffPolicyConfig, PixelSettings, PolicySettings
 
 
 @dataclasses.dataclass(frozen=True)
-class SACConfig(OffPolicyConfig):
+class SACConfig(PolicySettings, OffPolicyConfig):
     """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv:1812.05905).
 
     Defaults are the paper's, unless stated otherwise. Hidden layers are those of D4PG (LayerNorm

@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Literal
 
-from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings, PolicySettings
 from agents.replay.config import ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3Config(NoiseSettings, OffPolicyConfig):
+class TD3Config(NoiseSettings, PolicySettings, OffPolicyConfig):
     """Hyper-parameters of TD3 (Fujimoto et al. 2018, arXiv:1802.09477).
 
     Defaults are the paper's, unless stated otherwise. Hidden layers are those of D4PG (LayerNorm

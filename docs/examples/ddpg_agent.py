@@ -8,7 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings, PolicySettings
 from agents.learning.losses import normalized_weights
 from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
@@ -20,7 +20,7 @@ from rl_replicator.collectives.randomness import StepSeeds
 
 
 @dataclasses.dataclass(frozen=True)
-class DDPGConfig(NoiseSettings, OffPolicyConfig):
+class DDPGConfig(NoiseSettings, PolicySettings, OffPolicyConfig):
     """Hyper-parameters of DDPG."""
 
     n_step: int = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 from typing import Any
@@ -88,6 +89,8 @@ def make_gymnasium(name: str) -> Any:
                 raise ModuleNotFoundError(f"no module named {module!r}{file_hint(module)}")
             with of_user_code(f"the module {module}", "be imported"):
                 importlib.import_module(module)
+        if identifier not in gymnasium.registry:
+            _register(identifier.partition("/")[0])
         spec = gymnasium.spec(identifier)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         known = gymnasium.registry
@@ -109,6 +112,13 @@ def make_gymnasium(name: str) -> Any:
                 f"gym:{name} cannot be imported: {_first_line(error).rstrip('.')}; install what "
                 "it needs, or choose another one"
             ) from None
+
+
+def _register(namespace: str) -> None:
+    """Calls what a package names for its namespace, as Gymnasium did before version 1."""
+    for plugin in importlib.metadata.entry_points(group="gymnasium.envs", name=namespace):
+        with of_user_code(f"the entry point {plugin.value}", "register environments"):
+            plugin.load()()
 
 
 def _options(text: str) -> dict[str, Any]:

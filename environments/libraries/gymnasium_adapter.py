@@ -100,7 +100,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         self._start: dict[str, Any] | None = {"seed": seed}
         self._over = True
         self._observation_spec = _spec(environment.observation_space, "observation", _OBSERVATIONS)
-        self._action_spec = _action_spec(environment.action_space)
+        self._action_spec = action_spec(environment.action_space)
 
     @property
     def environment(self) -> gymnasium.Env:
@@ -178,7 +178,7 @@ def _reward_range(environment: Any) -> tuple[float, float]:
     return environment.reward_range
 
 
-def _action_spec(space: spaces.Space) -> Any:
+def action_spec(space: spaces.Space) -> Any:
     """Converts a space of actions to a spec of dm_env, of whole numbers if they are discrete."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         size = space.n if isinstance(space, spaces.Discrete) else space.nvec

@@ -183,6 +183,11 @@ def _one_hot(graph: _Graph, operation: Operation, inputs: list[str], out: str) -
     graph.node("Cast", [is_class], out, to=_type_of(operation["dtype"]))
 
 
+def _argmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    wide = graph.node("ArgMax", inputs, f"{out}/wide", axis=-1, keepdims=0)
+    graph.node("Cast", [wide], out, to=_type_of(operation["dtype"]))
+
+
 def _softmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     graph.node("Softmax", inputs, out, axis=-1)
 
@@ -210,6 +215,7 @@ def _max_pool(graph: _Graph, operation: Operation, inputs: list[str], out: str) 
 
 
 _SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
+    "ArgMax": _argmax,
     "Broadcast": _broadcast,
     "Cast": _cast,
     "Concat": _concat,

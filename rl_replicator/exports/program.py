@@ -9,6 +9,7 @@ output; the rest are its attributes. NumPy and ONNX have equivalents of all oper
     Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
     Slice [starts, stops, steps: one per axis; a start or stop of None means no bound]
     Broadcast [shape: 1 keeps the input's size]   OneHot [depth, dtype: adds a last axis]
+    ArgMax [dtype: removes the last axis]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
 
 Images are [B, H, W, C], as in TensorFlow. `rl_replicator.exports.standalone` runs the operations.
@@ -295,6 +296,11 @@ def _one_hot(writer: Writer, op: Any, inputs: list[str]) -> str:
     return writer.emit(op.name, "OneHot", inputs[:1], depth=int(depth), dtype=dtype)
 
 
+def _argmax(writer: Writer, op: Any, inputs: list[str]) -> str:
+    _check(int(_static(op, 1)) in (-1, op.inputs[0].shape.rank - 1), "ArgMax of the last axis", op)
+    return writer.emit(op.name, "ArgMax", inputs[:1], dtype=op.outputs[0].dtype.name)
+
+
 def _batch_norm(writer: Writer, op: Any, inputs: list[str]) -> str:
     _check(not op.get_attr("is_training"), "batch normalization by stored statistics", op)
     _check_images(op)
@@ -406,6 +412,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
         )
     },
     "AddV2": _same("Add"),
+    "ArgMax": _argmax,
     "BiasAdd": _bias_add,
     "BroadcastTo": _broadcast,
     "Cast": _cast,

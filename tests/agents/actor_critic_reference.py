@@ -1,4 +1,4 @@
-"""Learner steps in NumPy float64, for every actor-critic agent.
+"""Learner steps in NumPy float64, for every agent.
 
 It shares no code with the learners under test. Every derivative is a central finite difference, so
 a wrong sign or a wrongly stopped gradient in a learner shows. Weights are `{path: array}`.
@@ -50,7 +50,10 @@ def check_training(
     )
     returns = random.normal(3.0, 2.0, STEPS * BATCH).astype(np.float32)
     samples = fixed_samples.make_samples(
-        STEPS * BATCH, min_reward=-3.0, extras=returns if agent.follows_returns else ()
+        STEPS * BATCH,
+        min_reward=-3.0,
+        extras=returns if agent.follows_returns else (),
+        num_actions=getattr(agent.environment_spec.actions, "num_values", None),
     )
 
     def input_fn(context):

@@ -20,16 +20,25 @@ def make_spec(
     )
 
 
-def make_samples(count, min_reward=0.0, max_reward=5.0, extras=()):
-    """Makes a `Sample` [count, ...]; keys, probabilities and table sizes differ between rows."""
+def make_samples(count, min_reward=0.0, max_reward=5.0, extras=(), num_actions=None):
+    """Makes a `Sample` [count, ...]; keys, probabilities and table sizes differ between rows.
+
+    Actions are [count, ACTION] float32, or of `num_actions` discrete ones [count] int32.
+    """
     random = np.random.default_rng(3)
+
+    def actions():
+        if num_actions is not None:
+            return random.integers(num_actions, size=count, dtype=np.int32)
+        return random.uniform(-1, 1, (count, ACTION)).astype(np.float32)
+
     return Sample(
         keys=np.arange(100, 100 + count, dtype=np.uint64),
         probabilities=random.uniform(1e-4, 1e-2, count),
         table_size=random.integers(900, 1000, count),
         transition=types.Transition(
             observation=random.normal(size=(count, OBSERVATION)).astype(np.float32),
-            action=random.uniform(-1, 1, (count, ACTION)).astype(np.float32),
+            action=actions(),
             reward=random.uniform(min_reward, max_reward, count).astype(np.float32),
             discount=random.choice([0.0, 0.95], count).astype(np.float32),
             next_observation=random.normal(size=(count, OBSERVATION)).astype(np.float32),

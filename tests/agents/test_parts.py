@@ -209,7 +209,7 @@ class NoNoise(OffPolicyAgent):
 
 
 def test_a_config_without_the_settings_of_a_deterministic_policy():
-    agent = NoNoise(OffPolicyConfig(**SMALL), make_spec())
+    agent = NoNoise(OffPolicyConfig(), make_spec())
     message = "with agents.config.NoiseSettings, got OffPolicyConfig; .* of NoNoise"
     with pytest.raises(ConfigError, match=message):
         agent.make_acting_networks()

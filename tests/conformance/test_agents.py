@@ -29,7 +29,8 @@ from environments.engines import EnvironmentsInTurn
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
-from rl_replicator.errors import StepCancelled
+from rl_replicator.errors import ConfigError, StepCancelled
+from tests.environments.discrete_fakes import DiscreteTarget
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 ROOT = Path(__file__).parents[2]
@@ -48,15 +49,23 @@ def registered():
 
 
 COMMANDS = {command.name: command for command in registered()}
-STATE = specs.EnvironmentSpec(
-    observations=specs.Array((3,), np.float32),
-    actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
-PIXELS = STATE._replace(
-    observations=specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255),
-)
+NUM_ACTIONS = 3
+# Of agents with discrete actions, an environment like `environments.fakes:target`.
+DISCRETE = {"dqn": "tests.environments.discrete_fakes:make_target"}
+
+
+def make_spec(is_discrete, source="state"):
+    return specs.EnvironmentSpec(
+        observations={
+            "state": specs.Array((3,), np.float32),
+            "pixels": specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255),
+        }[source],
+        actions=specs.DiscreteArray(NUM_ACTIONS, np.int32)
+        if is_discrete
+        else specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
 
 
 def small_config(kind, **changes):
@@ -73,15 +82,15 @@ def small_config(kind, **changes):
         "replay": replay,
     }
     if hasattr(config, "encoder"):
-        settings |= {"precision": "float32", "feature_size": 8, "max_shift": 2}
-    return dataclasses.replace(config, **(settings | changes))
+        settings |= {"precision": "float32", "feature_size": 8, "max_shift": 2, "encoder": "small"}
+    known = {k: v for k, v in (settings | changes).items() if hasattr(config, k)}
+    return dataclasses.replace(config, **known)
 
 
 def small_agent(name, source, **changes):
-    command = COMMANDS[name]
-    if source == "state":
-        return command.make_agent(small_config(command.config, **changes), STATE)
-    return command.make_agent(small_config(command.pixel_config), PIXELS)
+    kind = COMMANDS[name].config_type(source == "pixels")
+    spec = make_spec(name in DISCRETE, source)
+    return COMMANDS[name].make_agent(small_config(kind, **changes), spec)
 
 
 def make_samples(agent, count):
@@ -94,13 +103,18 @@ def make_samples(agent, count):
             return random.integers(0, 256, shape, dtype=np.uint8)
         return random.normal(size=(count, agent.layout.observation_size)).astype(np.float32)
 
+    def actions():
+        if agent.is_discrete:
+            return random.integers(NUM_ACTIONS, size=count, dtype=np.int32)
+        return random.uniform(-1, 1, (count, 2)).astype(np.float32)
+
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
         probabilities=random.uniform(1e-4, 1e-2, count),
         table_size=np.full(count, 1000, np.int64),
         transition=types.Transition(
             observation=observations(),
-            action=random.uniform(-1, 1, (count, 2)).astype(np.float32),
+            action=actions(),
             reward=random.uniform(0, 1, count).astype(np.float32),
             discount=random.choice([0.0, 0.5], count).astype(np.float32),
             next_observation=observations(),
@@ -217,13 +231,15 @@ class Trained(NamedTuple):
 def trained(name):
     """Trains an agent on the fake target for some seconds, without a program around it."""
     command = COMMANDS[name]
-    environment = Recorder(environments.make("environments.fakes:target", seed=0))
+    source = DISCRETE.get(name, "environments.fakes:target")
+    environment = Recorder(environments.make(source, seed=0))
     config = small_config(
         command.config,
         policy_layers=(32, 32),
         critic_layers=(32, 32),
         policy_learning_rate=3e-3,
         critic_learning_rate=3e-3,
+        exploration_random_steps=200,
         # Few large batches: the same number of samples takes a quarter of the time.
         global_batch_size=2 * BATCH,
         steps_per_call=10,
@@ -263,7 +279,7 @@ def trained(name):
 def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
-    environment = TargetMatching(seed=7, length=LENGTH)
+    environment = (DiscreteTarget if agent.is_discrete else TargetMatching)(7, LENGTH)
     returns = [evaluation_episode(environment, evaluator, LENGTH).episode_return for _ in range(10)]
     assert np.mean(returns) > 0.93 * LENGTH, returns
 
@@ -271,7 +287,10 @@ def test_it_learns_a_fake_environment(name):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_explores_within_the_action_range(name):
-    actions = trained(name).actions
+    agent, _, actions = trained(name)
+    if agent.is_discrete:
+        assert actions.dtype == np.int32 and set(actions.tolist()) == set(range(9))
+        return
     assert actions.dtype == np.float32 and actions.shape[1:] == (1,)
     assert np.abs(actions).max() <= 1.0
     assert np.abs(np.diff(actions[:100], axis=0)).max() > 0.1
@@ -292,11 +311,25 @@ def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
     for value in (-0.9, -0.2, 0.4, 0.8):
         observation = np.array([value, 0.5], np.float32)
         action = evaluator.select_action(observation)
-        outputs = policy(networks["encoder"](tf.constant(observation[None])))
+        used = {"encoder": networks["encoder"], "policy": policy}
+        outputs = agent.policy_outputs(used, tf.constant(observation[None]))
         expected = agent.greedy_action(outputs)[0]
         np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(evaluator.select_action(observation), action)
         np.testing.assert_array_equal(other.select_action(observation), action)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_environment_of_the_other_kind_of_actions_is_refused(name):
+    """In one line, which names the agents that fit."""
+    command, kinds = COMMANDS[name], ("continuous", "discrete")
+    own = name in DISCRETE
+    fitting = [other_name for other_name in COMMANDS if (other_name in DISCRETE) != own]
+    with pytest.raises(
+        ConfigError, match=f"with {kinds[own]} actions for .*got {kinds[not own]}"
+    ) as e:
+        command.make_agent(small_config(command.config), make_spec(not own))
+    assert str(e.value).endswith(f"; train {' or '.join(fitting)}")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -96,6 +96,8 @@ class Buttons(gymnasium.Env):
 
     def step(self, action):
         assert self.action_space.contains(action), action
+        if "action_mask" in self.observation_space.spaces:
+            assert self.mask[3 * action[0] + action[1] - 5], "an illegal action"
         self.taken.append(action)
         self.legal.append(self.mask)
         self._time += 1

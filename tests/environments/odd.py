@@ -117,6 +117,11 @@ class Named(Odd):
 gymnasium.register("tests/Named-v0", Named)
 
 
+def register_toys():
+    """What a package of environments names as its entry point."""
+    gymnasium.register("toys/Odd-v0", Odd)
+
+
 def old(seed):
     return Old()
 

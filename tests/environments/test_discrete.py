@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from importlib import metadata
 
 import gymnasium
 import numpy as np
@@ -49,6 +50,17 @@ def test_spaces_of_gymnasium(space, own):
         assert space.contains(taken)
     taken += 1  # The environment may keep and change it.
     np.testing.assert_array_equal(environment.actions.own(len(own) - 1), own[-1])
+
+
+def test_a_package_registers_its_namespace_by_an_entry_point(monkeypatch):
+    """As MinAtar does."""
+    group = "gymnasium.envs"
+    point = metadata.EntryPoint("toys", "tests.environments.odd:register_toys", group)
+    found = {(group, "toys"): [point]}
+    monkeypatch.setattr(metadata, "entry_points", lambda group, name: found.get((group, name), []))
+    environments.make("gym:toys/Odd-v0", seed=0).reset()
+    with pytest.raises(environments.EnvironmentNameError, match="did you mean gym:toys/Odd-v0"):
+        environments.make("gym:toys/Od-v0", seed=0)
 
 
 def test_cartpole_plays():

@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from dm_env import specs
 
 from agents.acting.exploration import make_exploration, with_range
 from agents.agent import ExplorationContext
@@ -13,6 +14,10 @@ from rl_replicator.errors import ConfigError
 
 def context(seed=0, **changes):
     return ExplorationContext(np.random.default_rng(seed), **changes)
+
+
+def continuous(size):
+    return specs.BoundedArray((size,), np.float32, -1.0, 1.0)
 
 
 def own_exploration(config, context):
@@ -31,7 +36,7 @@ def test_an_exploration_by_import_path():
 
 
 def test_actions_are_clipped_and_extras_are_not():
-    explore = with_range(lambda outputs: (outputs * 3.0, outputs), (3,), "Agent")
+    explore = with_range(lambda outputs: (outputs * 3.0, outputs), continuous(3), "Agent")
     outputs = np.array([-0.5, 0.25, 1.0])
     action, extras = explore(outputs)
     np.testing.assert_array_equal(action, [-1.0, 0.75, 1.0])
@@ -48,7 +53,7 @@ def test_actions_are_clipped_and_extras_are_not():
 def test_an_agents_exploration_that_returns_something_else_is_refused(explored, received):
     message = rf"of Mine: expected a function to \(action of shape \(2,\), .* got {received}; ret"
     with pytest.raises(ConfigError, match=message):
-        with_range(lambda outputs: explored, (2,), "Mine")(np.zeros(2))
+        with_range(lambda outputs: explored, continuous(2), "Mine")(np.zeros(2))
 
 
 def with_extras(config, context):

@@ -129,7 +129,10 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
         config = dataclasses.replace(CONFIG, value_min=low, value_max=high)
         far = D4PG(config, agent.environment_spec)
         assert far.initial_priority == pytest.approx(expected)
-        assert np.isfinite(far._prior_logits()).all() and far._prior_logits().max() == 0
+        assert (
+            np.isfinite(far.value_range.prior_logits()).all()
+            and far.value_range.prior_logits().max() == 0
+        )
 
 
 def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
@@ -149,12 +152,12 @@ def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environme
 
 def test_the_value_range_follows_from_rewards_and_discount():
     agent = D4PG(D4PGConfig(discount=0.9, num_atoms=11), make_spec())
-    np.testing.assert_allclose(agent.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
+    np.testing.assert_allclose(agent.value_range.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
     agent = D4PG(D4PGConfig(discount=0.9, num_atoms=3, value_min=-2.0), make_spec())
-    np.testing.assert_allclose(agent.atoms(), [-2, 4, 10], rtol=1e-6)
+    np.testing.assert_allclose(agent.value_range.atoms(), [-2, 4, 10], rtol=1e-6)
     penalties = make_spec(rewards=specs.BoundedArray((), np.float32, -0.5, 1.0))
     agent = D4PG(D4PGConfig(discount=0.9, num_atoms=4), penalties)
-    np.testing.assert_allclose(agent.atoms(), [-5, 0, 5, 10], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(agent.value_range.atoms(), [-5, 0, 5, 10], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_what_a_new_critic_expects(config, expected):
     random = np.random.default_rng(0)
     state = random.normal(size=(64, fixed_samples.OBSERVATION)).astype(np.float32)
     action = random.uniform(-1, 1, (64, fixed_samples.ACTION)).astype(np.float32)
-    q = tf.linalg.matvec(tf.nn.softmax(critic(state, action)), agent.atoms())
+    q = tf.linalg.matvec(tf.nn.softmax(critic(state, action)), agent.value_range.atoms())
     np.testing.assert_allclose(q, np.full(64, expected), atol=6)
 
 
@@ -194,7 +197,7 @@ UNBOUNDED = specs.Array((), np.float32)
 def test_where_no_bounds_are_known_the_atoms_follow_the_returns(config, rewards, follows):
     agent = D4PG(D4PGConfig(**config), make_spec(rewards=rewards))
     assert agent.follows_returns == follows
-    assert (agent.atoms()[[0, 25, 50]].tolist() == [-5, 0, 5]) == follows
+    assert (agent.value_range.atoms()[[0, 25, 50]].tolist() == [-5, 0, 5]) == follows
 
 
 def test_a_range_without_returns_is_refused():

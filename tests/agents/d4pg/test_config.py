@@ -50,5 +50,5 @@ def test_the_support_holds_the_returns_of_episodes_that_end_soon(rewards, suppor
         rewards=specs.BoundedArray((), np.float32, *rewards),
         discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
     )
-    atoms = D4PG(D4PGConfig(discount=0.99), spec).atoms()
+    atoms = D4PG(D4PGConfig(discount=0.99), spec).value_range.atoms()
     assert (atoms[0], atoms[-1]) == pytest.approx(support, rel=1e-4)

@@ -1,108 +1,12 @@
-"""The losses against numbers computed by hand and against plain NumPy."""
+"""The losses against numbers computed by hand, and a critic's loss of the user's own."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from agents.d4pg import losses
+from agents.learning.categorical import categorical_td_loss
 from rl_replicator.errors import ConfigError
-
-ATOMS = np.array([0.0, 1.0, 2.0, 3.0, 4.0], np.float32)
-
-
-def project(r, d, probs, atoms=ATOMS):
-    tensors = [tf.constant(x, tf.float32) for x in (r, d, probs, atoms)]
-    return losses.project_categorical(*tensors).numpy()
-
-
-def numpy_projection(r, d, probs, atoms):
-    """Bellemare et al. 2017, Algorithm 1, as loops."""
-    atoms = atoms.astype(np.float64)
-    spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
-    result = np.zeros_like(probs)
-    for i in range(len(r)):
-        for j, atom in enumerate(atoms):
-            moved = min(max(r[i] + d[i] * atom, atoms[0]), atoms[-1])
-            b = round((moved - atoms[0]) / spacing, 9)
-            low, high = int(np.floor(b)), int(np.ceil(b))
-            if low == high:
-                result[i, low] += probs[i, j]
-            else:
-                result[i, low] += probs[i, j] * (high - b)
-                result[i, high] += probs[i, j] * (b - low)
-    return result
-
-
-def test_projection_by_hand():
-    # All mass on the atom 2: r + d z = 0.5 + 0.5 * 2 = 1.5 lies halfway between 1 and 2.
-    np.testing.assert_allclose(
-        project([0.5], [0.5], [[0, 0, 1, 0, 0]]), [[0, 0.5, 0.5, 0, 0]], atol=1e-6
-    )
-    # Uniform, r = 1, d = 1: every atom moves up by one, and the last stays where it is.
-    np.testing.assert_allclose(
-        project([1.0], [1.0], [[0.2] * 5]), [[0, 0.2, 0.2, 0.2, 0.4]], atol=1e-6
-    )
-
-
-def test_projection_after_termination_is_the_reward_alone():
-    np.testing.assert_allclose(
-        project([3.25], [0.0], [[0.1, 0.2, 0.3, 0.4, 0.0]]), [[0, 0, 0, 0.75, 0.25]], atol=1e-6
-    )
-
-
-def test_projection_clips_to_the_support():
-    np.testing.assert_allclose(project([9.0], [1.0], [[1, 0, 0, 0, 0]]), [[0, 0, 0, 0, 1]])
-    np.testing.assert_allclose(project([-9.0], [1.0], [[1, 0, 0, 0, 0]]), [[1, 0, 0, 0, 0]])
-
-
-def test_projection_equals_the_algorithm_in_loops():
-    random = np.random.default_rng(0)
-    atoms = np.linspace(-7, 11, 31, dtype=np.float32)
-    probs = random.dirichlet(np.ones(31), size=64).astype(np.float32)
-    r = random.uniform(-9, 9, 64).astype(np.float32)
-    d = random.choice([0.0, 0.9, 0.99**5], 64).astype(np.float32)
-    projected = project(r, d, probs, atoms)
-    np.testing.assert_allclose(projected, numpy_projection(r, d, probs, atoms), atol=2e-5)
-    np.testing.assert_allclose(projected.sum(axis=1), 1.0, atol=1e-5)
-
-
-def test_td_loss_equals_numpy_and_sends_no_gradient_to_the_target():
-    random = np.random.default_rng(1)
-    logits = tf.constant(random.normal(size=(8, 5)), tf.float32)
-    probs = tf.constant(random.dirichlet(np.ones(5), size=8), tf.float32)
-    r = tf.constant(random.uniform(0, 2, 8), tf.float32)
-    d = tf.constant([0.9] * 8, tf.float32)
-    with tf.GradientTape() as tape:
-        tape.watch([logits, probs])
-        loss, target = losses.categorical_td_loss(logits, r, d, probs, tf.constant(ATOMS))
-    log_softmax = logits.numpy() - np.log(np.exp(logits.numpy()).sum(axis=1, keepdims=True))
-    expected_target = numpy_projection(r.numpy(), d.numpy(), probs.numpy(), ATOMS)
-    np.testing.assert_allclose(target, expected_target, atol=1e-5)
-    np.testing.assert_allclose(loss, -(expected_target * log_softmax).sum(axis=1), rtol=1e-4)
-    gradient_logits, gradient_probs = tape.gradient(loss, [logits, probs])
-    # d CE / d logits = softmax - target.
-    np.testing.assert_allclose(gradient_logits, np.exp(log_softmax) - expected_target, atol=1e-4)
-    assert gradient_probs is None
-
-
-def test_priority_is_zero_where_nothing_is_left_to_learn():
-    target = tf.constant([[0.25, 0.75], [1.0, 0.0]])
-    logits = tf.math.log(tf.constant([[0.25, 0.75], [0.5, 0.5]]))
-    cross_entropy = tf.nn.softmax_cross_entropy_with_logits(target, logits)
-    # KL of the second row: log(1 / 0.5).
-    np.testing.assert_allclose(
-        losses.kl_priorities(cross_entropy, target), [0.0, np.log(2.0)], atol=1e-6
-    )
-
-
-def test_priorities_are_never_negative_and_send_no_gradient():
-    target = tf.constant([[0.5, 0.5]])
-    cross_entropy = tf.constant([0.1])  # Less than the entropy, as rounding can make it.
-    with tf.GradientTape() as tape:
-        tape.watch(cross_entropy)
-        priorities = losses.kl_priorities(tf.concat([cross_entropy, [5.0]], 0), target)
-    np.testing.assert_allclose(priorities, [0.0, 5.0 - np.log(2.0)], rtol=1e-6)
-    assert tape.gradient(priorities, cross_entropy) is None
 
 
 def test_action_gradient_is_clipped_per_example():
@@ -113,26 +17,21 @@ def test_action_gradient_is_clipped_per_example():
     np.testing.assert_allclose(losses.action_gradient(dq_da, None), dq_da)
 
 
-def test_edge_mass_is_the_mean_of_first_and_last_atom():
-    low, high = losses.edge_mass(tf.constant([[0.5, 0.4, 0.1], [0.1, 0.6, 0.3]]))
-    np.testing.assert_allclose([low, high], [0.3, 0.2], rtol=1e-6)
-
-
 def summed(logits_tm1, r_t, d_t, probs_t, atoms):
-    loss, target = losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)
+    loss, target = categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)
     return loss[:, None], target
 
 
 def without_targets(logits_tm1, r_t, d_t, probs_t, atoms):
-    return losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0], r_t
+    return categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0], r_t
 
 
 def only_losses(logits_tm1, r_t, d_t, probs_t, atoms):
-    return losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0]
+    return categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0]
 
 
 def three(logits_tm1, r_t, d_t, probs_t, atoms):
-    return *losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms), r_t
+    return *categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms), r_t
 
 
 @pytest.mark.parametrize(
@@ -149,9 +48,7 @@ def test_a_loss_of_other_results_is_refused(name, message):
     atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
     one = tf.ones([2])
     found = losses.checked(losses.find_critic_loss("categorical"))(probs, one, one, probs, atoms)
-    for ours, theirs in zip(
-        found, losses.categorical_td_loss(probs, one, one, probs, atoms), strict=True
-    ):
+    for ours, theirs in zip(found, categorical_td_loss(probs, one, one, probs, atoms), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match=message):
         losses.checked(losses.find_critic_loss(f"{__name__}:{name}"))(probs, one, one, probs, atoms)

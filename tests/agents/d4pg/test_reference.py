@@ -107,7 +107,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
     made = []
 
     def make_reference(weights):
-        settings = settings_of(config, agent.atoms(), free_preactivation)
+        settings = settings_of(config, agent.value_range.atoms(), free_preactivation)
         made.append(NumpyD4PG(settings, weights))
         return made[0]
 

@@ -26,5 +26,6 @@ def make_dataset(name, env, episodes):
         )
 
     played = [play(seed) for seed in range(episodes)]
-    minari_files.write(name, played, {"algorithm_name": "random"})
+    spec = environments.make(env, seed=0).action_spec()
+    minari_files.write(name, played, spec, {"algorithm_name": "random"})
     return played

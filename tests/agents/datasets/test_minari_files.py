@@ -86,7 +86,11 @@ def test_observations_and_actions_may_be_scalars_and_an_episode_may_have_no_end(
             "expected a discount from 0 to 1 for each action in episode 0",
         ),
         ({}, {"observation": ()}, r"in a Box of 5 numbers .* got Box\(-inf, inf, \(\), float64\)"),
-        ({}, {"low": np.zeros(3), "high": np.ones(3)}, "expected actions in a Box of 2 numbers"),
+        (
+            {},
+            {"low": np.zeros(3), "high": np.ones(3)},
+            "range of the environment, -3 to 5, 2 of them, got",
+        ),
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),

@@ -159,14 +159,14 @@ def test_a_full_disk_leaves_nothing(tmp_path):
         yield
 
     with pytest.raises(DiskError, match="cannot write the dataset to .*No space left on device"):
-        minari_files.write("fakes/b-v0", episodes(), {})
+        minari_files.write("fakes/b-v0", episodes(), None, {})
     assert not [*(tmp_path / "minari" / "fakes").iterdir()]
 
 
 def test_bad_input(run_dir, tmp_path, capsys, monkeypatch):
     assert policies.record([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
     with pytest.raises(UsageError, match="expected a new dataset, got a-v0"):
-        minari_files.write("a-v0", [], {})
+        minari_files.write("a-v0", [], None, {})
     assert minari.load_dataset("a-v0").total_steps == 20
     for words, message in (
         ([str(tmp_path)], "expected the directory of a run"),

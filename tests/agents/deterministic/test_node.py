@@ -11,7 +11,7 @@ from acme import specs
 
 import environments
 import launchpad as lp
-from agents.config import NoiseSettings, OffPolicyConfig
+from agents.config import NoiseSettings, OffPolicyConfig, PolicySettings
 from agents.deterministic.node import DeterministicNode
 from agents.learning.replay_learner import StepOutput
 from agents.nodes.counter import restored_counter
@@ -25,7 +25,7 @@ from tests.agents.nodes.plans import TARGET, make_plan
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(NoiseSettings, OffPolicyConfig):
+class Config(NoiseSettings, PolicySettings, OffPolicyConfig):
     policy_layers: tuple[int, ...] = (4,)
     global_batch_size: int = 2
     steps_per_call: int = 1

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dm_env.specs import BoundedArray
 
 import environments
-from agents import d4pg, load_policy, sac, td3
+from agents import d4pg, dqn, load_policy, sac, td3
 from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
@@ -33,6 +33,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.policies import range_fake
 
 ENV = "tests.agents.policies.range_fake:make"
+BUTTONS = "tests.environments.discrete_fakes:make_buttons"
 OBSERVATIONS = 6
 UNIT = np.array([4.0, 0.125])  # Half of the action range.
 
@@ -84,15 +85,16 @@ print(json.dumps({"differences": found, "foreign": sorted({*ours, "tensorflow"} 
 
 def _config(command, pixels):
     kind = command.pixel_config if pixels else command.config
-    small = {"policy_layers": (7, 5), "critic_layers": (7,)}
+    small = {"critic_layers": (7, 5)} if command is dqn.command else {"policy_layers": (7, 5)}
+    small = {"critic_layers": (7,), **small}
     if pixels:
         small |= {"precision": "float32", "feature_size": 6, "encoder": pixels, "discount": 0.9}
     return kind(**small)
 
 
-def _make_run(path, command, pixels, wrap=()):
+def _make_run(path, command, pixels, wrap=(), env=ENV):
     """Writes the directory of a run as training does, with untrained weights."""
-    common = {"env": ENV, "wrap": wrap, "agent": _config(command, pixels)}
+    common = {"env": env, "wrap": wrap, "agent": _config(command, pixels)}
     if pixels:
         options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
     else:
@@ -100,7 +102,9 @@ def _make_run(path, command, pixels, wrap=()):
     run = RunDirectory(path)
     path.mkdir()
     # By import path, which needs no registration.
-    name = "agents.sac:command" if command is sac.command else command.name
+    name = (
+        f"agents.{command.name}:command" if command in (sac.command, dqn.command) else command.name
+    )
     run.describe(name, options.identity, dataclasses.asdict(options) | {"run_dir": None})
     agent = command.make_agent(options.agent, options.task.spec())
     tf.random.set_seed(1)  # Of the initial weights.
@@ -138,7 +142,8 @@ def _expected(run_dir):
         observations.append(timestep.observation)
         stacks.append(stack)
         stack = policy.actor.last_observation
-        actions.append(flat.actions.own(action).astype(np.float32))
+        own = flat.actions.own(action)
+        actions.append(own if policy.agent.is_discrete else own.astype(np.float32))
         timestep = environment.step(action)
     if policy.task.pixels is None:
         return {"observation": np.stack(observations)}, {"action": np.stack(actions)}
@@ -155,12 +160,14 @@ def exported(tmp_path_factory):
     cases = {
         "td3": (td3.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
         "sac": (sac.command, None, ("onnx", "numpy")),
+        "dqn": (dqn.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
         "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
         "residual": (d4pg.command, "impala", ("onnx", "numpy")),
     }
     for name, (command, pixels, kinds) in cases.items():
         (root / name).mkdir()
-        run_dir = _make_run(root / name / "run", command, pixels)
+        env = BUTTONS if name == "dqn" else ENV
+        run_dir = _make_run(root / name / "run", command, pixels, env=env)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
         np.savez(root / name / "expected.npz", **expected)
@@ -172,7 +179,7 @@ def exported(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kinds", "allowed", "count"),
-    [("numpy,onnx", [], 2 * (2 * 1 + 2 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (1 + 2))],
+    [("numpy,onnx", [], 2 * (3 * 1 + 2 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2))],
 )
 def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -197,6 +204,19 @@ def test_actions_are_in_the_range_of_the_environment(exported):
     assert actions.shape == (OBSERVATIONS, 1, 2)
     assert (actions >= [-3.0, 0.0]).all() and (actions <= [5.0, 0.25]).all()
     assert np.ptp(actions[..., 0]) > 0.1 and not np.allclose(actions[..., 1], 0.125)
+
+
+def test_discrete_actions_are_those_of_the_environment(exported):
+    """Of two dials, from 0 and from 5, and legal; an exported policy plays by them."""
+    card = (exported / "dqn" / "numpy" / "README.md").read_text()
+    assert "| observation | float32 vector: number 0:1, action_mask 1:7 |" in card
+    assert "| action | int64 [2], within [0, 1], [5, 7] |" in card
+    policy = exported_policies.load(exported / "dqn" / "numpy")
+    with policy.task.make(seed=3) as environment:
+        actor = policy.actor(policy.task, environment)
+        timestep = environment.reset()
+        while not timestep.last():
+            timestep = environment.step(actor.select_action(timestep.observation))
 
 
 def test_a_number_of_the_action_that_is_always_the_same():

@@ -1,0 +1,99 @@
+"""What DQN's outputs for an action mean: a distribution of the return, or its mean.
+
+Shapes: B is the batch, Z the number of outputs for one action.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from agents.learning import categorical
+
+
+class Values(Protocol):
+    """The meaning of outputs.
+
+    Attributes:
+      initial_outputs: [Z] float32, the outputs of a new network for every action.
+    """
+
+    initial_outputs: np.ndarray
+
+    def mean(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns expected returns: [..., Z] -> [...]."""
+        ...
+
+    def td_loss(
+        self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes the loss of each transition. No gradient reaches its target.
+
+        Args:
+          outputs_tm1: [B, Z] online network at the stored action.
+          r_t: [B] n-step return, discounted by the adder.
+          d_t: [B] gamma**n * prod(discounts); 0 after termination.
+          outputs_t: [B, Z] target network at the bootstrap observation and the best action.
+
+        Returns:
+          [B] losses and [B] priorities.
+        """
+        ...
+
+    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns scalars by name, given outputs [B, Z]."""
+        ...
+
+
+class CategoricalValues:
+    """The logits of probabilities on atoms (C51, Bellemare et al. 2017, arXiv:1707.06887)."""
+
+    def __init__(self, atoms: np.ndarray, prior_logits: np.ndarray):
+        """Stores the support, [Z] float32, and the logits of a new network, [Z] float32."""
+        self._atoms = atoms
+        self.initial_outputs = prior_logits
+
+    def mean(self, outputs: tf.Tensor) -> tf.Tensor:
+        """See `Values`."""
+        return tf.reduce_sum(tf.nn.softmax(outputs) * self._atoms, axis=-1)
+
+    def td_loss(
+        self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Values`: the cross-entropy to the projected target, and the KL divergence."""
+        losses, targets = categorical.categorical_td_loss(
+            outputs_tm1, r_t, d_t, tf.nn.softmax(outputs_t), tf.constant(self._atoms)
+        )
+        return losses, categorical.kl_priorities(losses, targets)
+
+    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `Values`: the probability at the edges of the support."""
+        low, high = categorical.edge_mass(tf.nn.softmax(outputs))
+        return {"value_edge_mass_low": low, "value_edge_mass_high": high}
+
+
+class ScalarValues:
+    """One output, the expected return (Mnih et al. 2015)."""
+
+    def __init__(self, td_loss: Callable[[tf.Tensor], tf.Tensor]):
+        """Stores the loss of a TD error: float32 of any shape -> the same shape."""
+        self._td_loss = td_loss
+        self.initial_outputs = np.zeros(1, np.float32)
+
+    def mean(self, outputs: tf.Tensor) -> tf.Tensor:
+        """See `Values`."""
+        return tf.squeeze(outputs, axis=-1)
+
+    def td_loss(
+        self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Values`: the loss of the TD error, and its absolute value."""
+        target = tf.stop_gradient(r_t + d_t * self.mean(outputs_t))  # [B]
+        td_errors = target - self.mean(outputs_tm1)  # [B]
+        return self._td_loss(td_errors), tf.stop_gradient(tf.abs(td_errors))
+
+    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `Values`: none."""
+        del outputs
+        return {}
