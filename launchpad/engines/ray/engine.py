@@ -182,20 +182,20 @@ class RayWorker(lp_channel.RemoteWorker):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy: Any = "SPREAD"
-        machine = self._machine
-        # Ray itself takes a minute to find out that a machine is lost, and places nodes there.
-        if self._lost and machine in (None, *self._lost):
-            left = [each.key for each in placement.machines() if each.key not in self._lost]
-            machine = random.choice(left or [machine])
-        if machine is not None:
+        if self._machine is not None and self._machine not in (self._lost or ()):
             # Soft: when that machine has died, a restart elsewhere is better than none.
-            strategy = NodeAffinitySchedulingStrategy(machine, soft=True)
+            strategy = NodeAffinitySchedulingStrategy(self._machine, soft=True)
         options: dict[str, Any] = {
             "num_cpus": self._config.cpus,
             "num_gpus": self._config.gpus or 0.0,
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
             "scheduling_strategy": strategy,
         }
+        if self._lost:
+            # Ray itself takes a minute to find out that a machine is lost, and places nodes there,
+            # or passes those on to it that ask for nothing. Each machine has this resource.
+            left = [each.host for each in placement.machines() if each.key not in self._lost]
+            options["resources"] = {f"node:{random.choice(left)}": 0.001} if left else {}
         if environment := self._config.environment():
             # Even an empty one makes Ray start another interpreter.
             options["runtime_env"] = {"env_vars": environment}
