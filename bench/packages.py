@@ -47,8 +47,8 @@ class FailedError(Exception):
     """A command has failed; the only argument is the line that says why."""
 
 
-def run(words: Sequence[str]) -> None:
-    """Runs a command with the project's folder as working directory.
+def run(words: Sequence[str]) -> str:
+    """Runs a command with the project's folder as working directory, and returns what it prints.
 
     Raises:
       FailedError: if its exit status is not 0, or it takes too long.
@@ -74,6 +74,7 @@ def run(words: Sequence[str]) -> None:
         lines = output.strip().splitlines() or [f"exit status {process.returncode}"]
         errors = [line for line in lines if "error: " in line.lower()]
         raise FailedError((errors or lines)[-1])
+    return output
 
 
 def install(name: str, requirements: Sequence[str]) -> Path:
@@ -103,14 +104,15 @@ def try_out(python: Path, row: Mapping[str, Any], form: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         run_dir, exported = Path(folder) / "run", f"{folder}/exported"
         try:
-            run([*command, *TRAIN, *FORMS[form], *task, "--run-dir", str(run_dir)])
+            output = run([*command, *TRAIN, *FORMS[form], *task, "--run-dir", str(run_dir)])
             steps = read_metrics(run_dir, "learner")["learner_steps"][-1]
             if form == "state":
                 run([*command, "export", str(run_dir), "--format", "numpy", "--out", exported])
         except FailedError as error:
             return str(error).removeprefix("rl-replicator: error: ")
-        has_film = "--no-video" in FORMS[form] or (run_dir / "evaluation.mp4").is_file()
-        return f"yes{'' if has_film else ', no film'}: {steps:.0f} learner steps"
+        _, failure, reason = output.partition("no video was made: ")
+        made = f"yes{', no film' if failure else ''}: {steps:.0f} learner steps"
+        return f"{made}; {reason.splitlines()[0]}" if failure else made
 
 
 def examine(row: Mapping[str, Any]) -> dict[str, str]:
