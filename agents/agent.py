@@ -14,6 +14,7 @@ from acme.adders import base as adders
 import rl_replicator as rr
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
+from agents.replay.transitions import TABLE
 
 
 class VariableSource(Protocol):
@@ -170,20 +171,25 @@ class Agent(Protocol):
         """
         ...
 
-    def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
+    def make_tables(
+        self, num_replicas: int, num_shards: int = 1, online_fraction: float = 1.0
+    ) -> Sequence[reverb.Table]:
         """Makes the tables of one replay server, in its node.
 
         Args:
           num_replicas: the number of the learner's replicas.
           num_shards: the number of replay servers; each holds an equal share of the items.
+          online_fraction: share of the run's own transitions in a batch. Below 1, the last table
+            is for recorded transitions, which are the rest.
 
         Raises:
-          ConfigError: if a batch cannot be divided evenly among replicas and shards.
+          ConfigError: if a batch cannot be divided evenly among replicas and shards, or by the
+            fraction.
         """
         ...
 
     def make_adder(
-        self, client: reverb.Client, on_wait: Callable[[float], bool | None]
+        self, client: reverb.Client, on_wait: Callable[[float], bool | None], table: str = TABLE
     ) -> StepAdder:
         """Makes the writer to the tables for one environment of an actor.
 
@@ -191,6 +197,7 @@ class Agent(Protocol):
           client: the client of the replay server.
           on_wait: called twice per second, with the seconds waited so far, while the table accepts
             no item; returns True if the writer is to continue anyway. May raise to give up.
+          table: name of the table.
         """
         ...
 
@@ -221,7 +228,11 @@ class Agent(Protocol):
         ...
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_addresses: Sequence[str], total_agent_steps: int
+        self,
+        replicator: rr.Replicator,
+        replay_addresses: Sequence[str],
+        total_agent_steps: int,
+        online_fraction: float = 1.0,
     ) -> AgentLearner:
         """Makes the learner.
 
@@ -229,6 +240,7 @@ class Agent(Protocol):
           replicator: runs its step.
           replay_addresses: "host:port" of each replay server.
           total_agent_steps: actions of the whole run, for schedules.
+          online_fraction: see `make_tables`.
         """
         ...
 

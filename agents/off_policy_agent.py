@@ -40,8 +40,8 @@ from agents.replay.adder import NStepTransitionAdder, ReturnAdder
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
-from agents.replay.table import LearnerDemand, make_input_fn, make_table
-from agents.replay.transitions import Layout
+from agents.replay.table import LearnerDemand, make_input_fn, make_tables
+from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
@@ -357,13 +357,18 @@ class OffPolicyAgent(abc.ABC):
         """See `agents.agent.Agent`."""
         return self.observations.estimate_memory(make_environment, self.extras_spec, inserts)
 
-    def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
-        """Makes one table of n-step transitions."""
-        demand = self._demand(num_replicas)
-        return [make_table(self.config.replay, demand, self.layout, num_shards)]
+    def make_tables(
+        self, num_replicas: int, num_shards: int = 1, online_fraction: float = 1.0
+    ) -> Sequence[reverb.Table]:
+        """Makes one table of n-step transitions, or two."""
+        demand, replay = self._demand(num_replicas), self.config.replay
+        return make_tables(replay, demand, self.layout, num_shards, online_fraction)
 
     def make_adder(
-        self, client: reverb.Client, on_wait: Callable[[float], bool | None]
+        self,
+        client: reverb.Client,
+        on_wait: Callable[[float], bool | None],
+        table: str = TABLE,
     ) -> NStepTransitionAdder:
         """Makes the adder, which writes discounted n-step transitions."""
         return self.adder_type(
@@ -374,6 +379,7 @@ class OffPolicyAgent(abc.ABC):
             initial_priority=self.initial_priority,
             max_in_flight=self.config.replay.max_in_flight_items,
             on_wait=on_wait,
+            table=table,
         )
 
     def make_actor(
@@ -395,15 +401,19 @@ class OffPolicyAgent(abc.ABC):
         return PolicyActor(self.make_evaluation_policy(source), source)
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_addresses: Sequence[str], total_agent_steps: int
+        self,
+        replicator: rr.Replicator,
+        replay_addresses: Sequence[str],
+        total_agent_steps: int,
+        online_fraction: float = 1.0,
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
         return self._make_learner(
             replicator,
             total_agent_steps,
-            make_input_fn(replay_addresses, self.layout, demand),
-            lambda: PriorityWriter(replay_addresses),
+            make_input_fn(replay_addresses, self.layout, demand, online_fraction),
+            lambda: PriorityWriter(replay_addresses, online_fraction),
         )
 
     def make_local_learner(

@@ -72,7 +72,10 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
         counter = program.add_node(_counter(plan))
     with program.group("replay"):
         tables = functools.partial(
-            agent.make_tables, plan.replicas.num_replicas, plan.num_replay_shards
+            agent.make_tables,
+            plan.replicas.num_replicas,
+            plan.num_replay_shards,
+            plan.online_fraction,
         )
         replays = [
             program.add_node(

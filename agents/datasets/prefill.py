@@ -5,7 +5,6 @@ servers of the run start until there is a checkpoint. So they are filled before 
 including servers that are restarted.
 """
 
-import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +33,8 @@ Limit = Callable[[Any, Any], None]
 
 def fill(
     agent: Agent,
+    make_tables: Callable[[], Sequence[reverb.Table]],
     dataset: EpisodeDataset,
-    num_replicas: int,
     num_shards: int,
     run_dir: Path,
     limit: Limit,
@@ -43,23 +42,22 @@ def fill(
     """Writes the filled tables of all replay servers.
 
     Args:
-      agent: makes the tables, and the adders that fill them.
+      agent: makes the adders that fill the tables.
+      make_tables: makes the tables of a server, of which the last one is filled.
       dataset: the episodes. Each server gets about equally many steps: the learner takes the same
         number of rows from each, so actors that feed a fuller one would wait for those of the
         others.
-      num_replicas: the number of the learner's replicas.
       num_shards: number of replay servers.
       run_dir: directory of the run.
       limit: `as_if_sampled`, or `unlimited` for a run without actors.
 
     Returns:
-      Number of transitions in the tables.
+      Number of recorded transitions in the tables.
 
     Raises:
       UsageError: if the agent cannot learn from recorded episodes, or the disk is full.
     """
     discard(run_dir)
-    make_tables = functools.partial(agent.make_tables, num_replicas, num_shards)
     held = 0
     try:
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=run_dir) as scratch:
@@ -87,14 +85,16 @@ def _fill_server(
     scratch: Path,
     limit: Limit,
 ) -> int:
-    with stored_tables.served(make_tables(), scratch / f"{folder.name}-empty") as client:
+    tables = make_tables()
+    name = tables[-1].info.name
+    with stored_tables.served(tables, scratch / f"{folder.name}-empty") as client:
         empty = Path(client.checkpoint())
     limits = {table.table_name: table.rate_limiter for table in stored_tables.read(empty)}
     # Nothing is sampled yet, so the limiter would soon hold back the inserts.
     stored_tables.change(empty, stored_tables.lift_limit)
     with stored_tables.served(make_tables(), scratch / f"{folder.name}-filled", empty) as client:
-        inserted = _insert(agent, client, episodes)
-        table = client.server_info()[TABLE]
+        inserted = _insert(agent, client, episodes, name)
+        table = client.server_info()[name]
         # The last item may repeat some.
         held = min(inserted, transitions_per_item(table.signature) * table.current_size)
         filled = Path(client.checkpoint())
@@ -122,7 +122,7 @@ def fill_local(agent: Agent, dataset: EpisodeDataset, seed: int, run_dir: Path) 
     discard(run_dir)
     (table,) = agent.make_tables(1)
     replay = LocalReplay(table.info, seed)
-    inserted = _insert(agent, replay, dataset.episodes())
+    inserted = _insert(agent, replay, dataset.episodes(), TABLE)
     try:
         with atomic_file.making_folder(prefilled(run_dir)) as folder:
             (folder / "0").mkdir()
@@ -132,9 +132,9 @@ def fill_local(agent: Agent, dataset: EpisodeDataset, seed: int, run_dir: Path) 
     return min(inserted, table.info.max_size)
 
 
-def _insert(agent: Agent, client: Any, episodes: Iterable[RecordedEpisode]) -> int:
+def _insert(agent: Agent, client: Any, episodes: Iterable[RecordedEpisode], table: str) -> int:
     """Inserts all steps; returns their number once the server has confirmed them."""
-    adder = agent.make_adder(client, lambda seconds: None)
+    adder = agent.make_adder(client, lambda seconds: None, table)
     expected = 0
     try:
         for episode in episodes:

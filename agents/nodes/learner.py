@@ -94,6 +94,7 @@ class LearnerNode:
             replicator,
             [replay.server_address for replay in replays],
             plan.task.agent_steps(plan.total_steps),
+            plan.online_fraction,
         )
         self._profiler = StepProfiler(plan.profile_steps if self._is_chief else None, run.path)
         self._saver = Saver(

@@ -153,6 +153,7 @@ class RunPlan:
       env_engine: what steps them, see `environments.engines`.
       num_caches: nodes between the learner and the actors that serve its weights.
       num_replay_shards: number of replay servers, each with an equal share of the items.
+      online_fraction: share of the run's own transitions in a batch; the rest is recorded.
       replicas: the replicas of the learner.
       env_timeout: seconds after which a step or reset of an environment counts as stuck.
       evaluation: when to evaluate.
@@ -170,6 +171,7 @@ class RunPlan:
     env_engine: str
     num_caches: int
     num_replay_shards: int
+    online_fraction: float
     replicas: Replicas
     env_timeout: float
     evaluation: EvaluationSchedule

@@ -11,7 +11,7 @@ import reverb
 from acme import specs, types
 from acme.adders import base
 
-from agents.replay.transitions import Layout
+from agents.replay.transitions import TABLE, Layout
 
 # Transitions that are written between two flushes: a flush costs about as much as an insert.
 _WRITTEN_PER_FLUSH = 16
@@ -69,6 +69,7 @@ class NStepTransitionAdder(base.Adder):
         initial_priority: float,
         max_in_flight: int,
         on_wait: Callable[[float], bool | None],
+        table: str = TABLE,
     ):
         """Opens a writer on the table.
 
@@ -81,8 +82,9 @@ class NStepTransitionAdder(base.Adder):
           max_in_flight: maximum number of transitions sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
             accept what was written; returns True to go on anyway. May raise to give up.
+          table: name of the table.
         """
-        self._writer = layout.open(client)
+        self._writer = layout.open(client, table)
         self._layout = layout
         self._n_step = n_step
         self._discount = discount

@@ -90,9 +90,9 @@ class FrameLayout:
         height, width, channels = self.frame_shape
         return height, width, channels * self.stack
 
-    def open(self, client: reverb.Client) -> "FrameWriter":
+    def open(self, client: reverb.Client, table: str = TABLE) -> "FrameWriter":
         """See `Layout`."""
-        return FrameWriter(self, client)
+        return FrameWriter(self, client, table)
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
@@ -150,13 +150,15 @@ class FrameLayout:
 class FrameWriter(EpisodeWriter):
     """A writer whose items are windows onto the frames of an episode."""
 
-    def __init__(self, layout: FrameLayout, client: reverb.Client):
+    def __init__(self, layout: FrameLayout, client: reverb.Client, table: str):
         """Opens the writer.
 
         Args:
           layout: the layout of the items.
           client: the client of the replay server.
+          table: name of the table.
         """
+        self._table = table
         alive = max(layout.window, layout.chunk_length)
         columns = client.trajectory_writer(num_keep_alive_refs=alive)
         super().__init__(columns, layout.transitions_per_item)
@@ -223,5 +225,5 @@ class FrameWriter(EpisodeWriter):
             "differences": history["difference"][-self._layout.window :],
             "row": rows[-1] if self._length == 1 else rows[-self._length :],
         }
-        self._columns.create_item(TABLE, self._priority, item)
+        self._columns.create_item(self._table, self._priority, item)
         self._num_pending = 0

@@ -10,7 +10,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 
-from agents.replay.transitions import TABLE
+from agents.replay.table import batch_parts
 
 _LOG = logging.getLogger("agents")
 # Calls of the learner whose priorities may be queued before the oldest are dropped.
@@ -66,13 +66,15 @@ class PriorityWriter:
     is full, the oldest batch is dropped and counted.
     """
 
-    def __init__(self, server_addresses: Sequence[str]):
+    def __init__(self, server_addresses: Sequence[str], online_fraction: float = 1.0):
         """Starts the thread.
 
         Args:
-          server_addresses: "host:port" of each replay server; batches hold equal parts of all of
-            them, as `agents.replay.table` makes them.
+          server_addresses: "host:port" of each replay server; batches hold parts of their tables,
+            as `agents.replay.table.make_input_fn` makes them.
+          online_fraction: see `agents.replay.table.batch_parts`.
         """
+        self._online_fraction = online_fraction
         self._clients = [
             reverb.TFClient(address, name="priorities") for address in server_addresses
         ]
@@ -112,21 +114,16 @@ class PriorityWriter:
             if batches is None:
                 return
             try:
-                keys = self._divide([k for k, _ in batches])
-                priorities = self._divide([p for _, p in batches])
-                for client, k, p in zip(self._clients, keys, priorities, strict=True):
-                    client.update_priorities(TABLE, k, for_table(p))
+                batch_size = batches[0][0].shape[-1]
+                parts = batch_parts(batch_size, len(self._clients), self._online_fraction)
+                sizes = [part.size for part in parts]
+                keys = _divide([k for k, _ in batches], sizes)
+                priorities = _divide([p for _, p in batches], sizes)
+                for part, k, p in zip(parts, keys, priorities, strict=True):
+                    self._clients[part.server].update_priorities(part.table, k, for_table(p))
             except Exception as error:  # `write` raises it in the learner's thread.
                 self._error = error
                 return
-
-    def _divide(self, batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the elements that belong to each server: n x [..., B] -> one [N] per server."""
-        split = [tf.split(batch, len(self._clients), axis=-1) for batch in batches]
-        return [
-            tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-            for parts in zip(*split, strict=True)
-        ]
 
     def close(self, timeout: float = 5.0) -> None:
         """Writes what is queued and ends the thread; waits up to twice `timeout` seconds."""
@@ -137,3 +134,12 @@ class PriorityWriter:
         self._thread.join(timeout)
         if self._error is not None:  # No `write` will raise it.
             _LOG.warning("the last priorities were not written to the replay: %s", self._error)
+
+
+def _divide(batches: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Returns the elements of each part of the batches: n x [..., B] -> one [N] per part."""
+    split = [tf.split(batch, sizes, axis=-1) for batch in batches]
+    return [
+        tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+        for parts in zip(*split, strict=True)
+    ]

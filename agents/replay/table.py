@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import reverb
 import tensorflow as tf
 
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import TABLE, Layout, Sample
+from agents.replay.transitions import RECORDED, TABLE, Layout, Sample
 from rl_replicator.errors import ConfigError, check_option
 
 # Batches that a sampler may request ahead.
@@ -94,6 +94,95 @@ class LearnerDemand:
         return held * self.global_batch_size
 
 
+class BatchPart(NamedTuple):
+    """The part of every batch of a replica that comes from one table.
+
+    Attributes:
+      server: position of the replay server.
+      table: name of its table.
+      size: number of transitions.
+    """
+
+    server: int
+    table: str
+    size: int
+
+
+def batch_parts(batch_size: int, num_shards: int, online_fraction: float) -> list[BatchPart]:
+    """Divides the batch of a replica among all tables, in the order in which it holds them.
+
+    Args:
+      batch_size: transitions of the batch.
+      num_shards: number of replay servers; each gives an equal share of every part.
+      online_fraction: share of the run's own transitions; the rest is recorded. It is rounded to
+        whole transitions of each server.
+
+    Raises:
+      ConfigError: if there is no transition of one of the two.
+    """
+    of_shard = batch_size // num_shards
+    online = round(online_fraction * of_shard)
+    check_option(
+        online > 0 and (online < of_shard or online_fraction == 1),
+        "online_fraction",
+        f"a fraction of the {of_shard} transitions that a replica takes from a server at a time",
+        online_fraction,
+    )
+    servers = range(num_shards)
+    parts = [BatchPart(server, TABLE, online) for server in servers]
+    if online < of_shard:
+        parts += [BatchPart(server, RECORDED, of_shard - online) for server in servers]
+    return parts
+
+
+def make_tables(
+    config: ReplayConfig,
+    demand: LearnerDemand,
+    layout: Layout,
+    num_shards: int = 1,
+    online_fraction: float = 1.0,
+) -> list[reverb.Table]:
+    """Makes the tables of a replay server: of the run's own transitions, and of recorded ones.
+
+    The learner takes as many steps for each of the run's own transitions as without the second
+    table, so the first is sampled less often.
+
+    Args:
+      config: the config of the replay.
+      demand: the demand of the learner.
+      layout: the layout of the items.
+      num_shards: number of replay servers.
+      online_fraction: see `batch_parts`; 1 makes no second table.
+
+    Raises:
+      ConfigError: if config, demand and fraction do not fit each other.
+    """
+    of_replica = demand.of_shard(num_shards).per_replica_batch_size * num_shards
+    parts = batch_parts(of_replica, num_shards, online_fraction)
+    if len(parts) == num_shards:
+        return [make_table(config, demand, layout, num_shards)]
+    online = num_shards * parts[0].size
+    own = dataclasses.replace(
+        config, samples_per_insert=config.samples_per_insert * online / of_replica
+    )
+    of_own = dataclasses.replace(demand, global_batch_size=demand.num_replicas * online)
+    recorded = reverb.Table(
+        name=RECORDED,
+        sampler=_selector(config),
+        remover=reverb.selectors.Fifo(),
+        max_size=-(-config.of_shard(num_shards).max_size // layout.transitions_per_item),
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=layout.signature,
+    )
+    return [make_table(own, of_own, layout, num_shards), recorded]
+
+
+def _selector(config: ReplayConfig) -> reverb.selectors.Selector:
+    if config.priority_exponent > 0:
+        return reverb.selectors.Prioritized(config.priority_exponent)
+    return reverb.selectors.Uniform()
+
+
 def error_buffer(
     config: ReplayConfig, demand: LearnerDemand, transitions_per_item: int, num_shards: int = 1
 ) -> float:
@@ -158,14 +247,9 @@ def make_table(
       ConfigError: if config and demand would block each other.
     """
     length, table = layout.transitions_per_item, config.of_shard(num_shards)
-    sampler: reverb.selectors.Selector
-    if config.priority_exponent > 0:
-        sampler = reverb.selectors.Prioritized(config.priority_exponent)
-    else:
-        sampler = reverb.selectors.Uniform()
     return reverb.Table(
         name=TABLE,
-        sampler=sampler,
+        sampler=_selector(config),
         remover=reverb.selectors.Fifo(),
         max_size=-(-table.max_size // length),
         rate_limiter=reverb.rate_limiters.SampleToInsertRatio(
@@ -178,13 +262,18 @@ def make_table(
 
 
 def make_input_fn(
-    server_addresses: Sequence[str], layout: Layout, demand: LearnerDemand
+    server_addresses: Sequence[str],
+    layout: Layout,
+    demand: LearnerDemand,
+    online_fraction: float = 1.0,
 ) -> Callable[[object], tf.data.Dataset]:
     """Makes the learner's `input_fn`: an endless dataset of per-replica batches.
 
     With several replay servers, the shards, every batch has equal parts of all of them, in the
     order of their addresses. Each shard draws by its own priorities; the probabilities and the
-    table sizes of the samples are those among the items of all shards.
+    table sizes of the samples are those among the items of all shards. With an `online_fraction`
+    below 1, they are those among the items of all tables of one name: what is drawn from the
+    other is no bias to correct (symmetric sampling, Ball et al. 2023, arXiv:2302.02948).
 
     If items have n transitions, n batches are made from B items, where B is the number of
     transitions in a batch. Each of the batches has one transition of every item, from a random
@@ -195,20 +284,26 @@ def make_input_fn(
       server_addresses: "host:port" of each replay server.
       layout: the layout of the items.
       demand: how much the learner takes at a time.
+      online_fraction: see `batch_parts`.
 
     Returns:
       A function from an `InputContext` to a dataset of `Sample`s.
     """
     length, num_shards = layout.transitions_per_item, len(server_addresses)
-    batch_size = demand.of_shard(num_shards).per_replica_batch_size
+    batch_size = demand.of_shard(num_shards).per_replica_batch_size * num_shards
+    parts = batch_parts(batch_size, num_shards, online_fraction)
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph takes a second.
-    def joined(*shards: reverb.ReplaySample) -> Sample:
-        sample, size = shards[0], shards[0].info.table_size
-        if num_shards > 1:
-            sample = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *shards)
-            total = tf.add_n([shard.info.table_size[-1] for shard in shards])
-            size = tf.fill([num_shards * batch_size], total)
+    def joined(*drawn: reverb.ReplaySample) -> Sample:
+        sample, size = drawn[0], drawn[0].info.table_size
+        if len(parts) > 1:
+            sample = tf.nest.map_structure(lambda *each: tf.concat(each, 0), *drawn)
+            sizes = []
+            for start in range(0, len(parts), num_shards):  # The tables of one name.
+                same = slice(start, start + num_shards)
+                total = tf.add_n([one.info.table_size[-1] for one in drawn[same]])
+                sizes.append(tf.fill([sum(part.size for part in parts[same])], total))
+            size = tf.concat(sizes, 0)
         return Sample(
             keys=sample.info.key,
             probabilities=sample.info.probability / (num_shards * length),
@@ -230,8 +325,11 @@ def make_input_fn(
 
     def input_fn(context: object) -> tf.data.Dataset:
         del context  # Every replica draws from all items.
-        shards = [draw(a, layout.signature, batch_size, length) for a in server_addresses]
-        draws = tf.data.Dataset.zip(tuple(shards))
+        drawn = [
+            draw(server_addresses[part.server], layout.signature, part.size, length, part.table)
+            for part in parts
+        ]
+        draws = tf.data.Dataset.zip(tuple(drawn))
         if length == 1:
             draws = draws.prefetch(PREFETCHED_BATCHES)
         # The functions run in the thread that asks for a batch.
@@ -243,7 +341,11 @@ def make_input_fn(
 
 
 def draw(
-    server_address: str, signature: Any, count: int, transitions_per_item: int
+    server_address: str,
+    signature: Any,
+    count: int,
+    transitions_per_item: int,
+    table: str = TABLE,
 ) -> tf.data.Dataset:
     """Draws items of a table, by the table's own selector.
 
@@ -252,13 +354,14 @@ def draw(
       signature: nest of `tf.TensorSpec`, of the table's items.
       count: items in a draw.
       transitions_per_item: the number of transitions in an item of the table.
+      table: name of the table.
 
     Returns:
       An endless dataset of `reverb.ReplaySample`s of [count, ...] tensors.
     """
     dataset = reverb.TrajectoryDataset(
         server_address,
-        TABLE,
+        table,
         dtypes=tf.nest.map_structure(lambda spec: spec.dtype, signature),
         shapes=tf.nest.map_structure(lambda spec: spec.shape, signature),
         max_in_flight_samples_per_worker=draws_ahead(transitions_per_item) * count,

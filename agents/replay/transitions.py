@@ -11,6 +11,8 @@ import tree
 from acme import specs, types
 
 TABLE = "replay"
+# The table of recorded transitions, in a run that mixes them with its own.
+RECORDED = "recorded"
 
 # Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
 # costs several times as much as its row, and a separate chunk takes 840 bytes; but a sampled row is
@@ -93,8 +95,8 @@ class Layout(Protocol):
         """Transitions in an item of the table."""
         ...
 
-    def open(self, client: reverb.Client) -> EpisodeWriter:
-        """Opens a writer on the table."""
+    def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
+        """Opens a writer on a table."""
         ...
 
     def check_observation(self, observation: object) -> None:
@@ -133,14 +135,16 @@ class RowWriter(EpisodeWriter):
     An item may span episodes, because each row holds a complete transition.
     """
 
-    def __init__(self, layout: "TransitionLayout", client: reverb.Client):
+    def __init__(self, layout: "TransitionLayout", client: reverb.Client, table: str):
         """Opens the writer.
 
         Args:
           layout: the layout of the rows.
           client: the client of the replay server.
+          table: name of the table.
         """
         self._layout = layout
+        self._table = table
         # An item of several rows is one chunk, so that nothing is decompressed unnecessarily.
         length = layout.transitions_per_item
         rows = length if length > 1 else _ROWS_PER_CHUNK
@@ -173,7 +177,7 @@ class RowWriter(EpisodeWriter):
         if len(self._pending) == self._length:
             history = self._columns.history
             item = history[-1] if self._length == 1 else history[-self._length :]
-            self._columns.create_item(TABLE, self._priority, item)
+            self._columns.create_item(self._table, self._priority, item)
             self._pending.clear()
 
 
@@ -297,9 +301,9 @@ class TransitionLayout:
         shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
         self.signature = tf.TensorSpec(shape, tf.float32, "transition")
 
-    def open(self, client: reverb.Client) -> RowWriter:
+    def open(self, client: reverb.Client, table: str = TABLE) -> RowWriter:
         """See `Layout`."""
-        return RowWriter(self, client)
+        return RowWriter(self, client, table)
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""

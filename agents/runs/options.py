@@ -85,6 +85,9 @@ class AgentOptions:
     prefill: str | None = None
     """Minari dataset (ID or folder) whose episodes fill the replay before the actors start. They
     count towards `--agent.replay.min-size`, but do not trigger learner steps (docs/data.md)."""
+    online_fraction: float = 1.0
+    """Share of each batch that comes from the run's own steps; the rest comes from `--prefill`,
+    which then has a table of its own (docs/data.md). 1: there is one table."""
     offline: str | None = None
     """Minari dataset (ID or folder) to learn from, without actors (docs/data.md)."""
     launch: Literal["threads", "processes", "ray"] = "threads"
@@ -165,6 +168,9 @@ class AgentOptions:
                 check(not getattr(self, name), "env_engine", f"dm_control with {option}")
         is_named = bool(self.env or self.offline)
         check_option(is_named, "env", "the name of an environment", self.env or None)
+        fraction = self.online_fraction
+        is_good = fraction == 1 or (0 < fraction < 1 and self.prefill is not None)
+        check(is_good, "online_fraction", "1, or a number between 0 and 1 with --prefill")
         if self.offline is not None:
             for name, value in _OFFLINE.items():
                 check(getattr(self, name) == value, name, f"{value} with --offline")
@@ -213,6 +219,7 @@ class AgentOptions:
             "time_limit": self.time_limit,
             "deterministic": self.deterministic,
             "prefill": self.prefill,
+            "online_fraction": self.online_fraction,
             "offline": self.offline,
             "replay_shards": self.replay_shards,  # Each server restores its own items.
         }

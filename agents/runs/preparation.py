@@ -1,6 +1,7 @@
 """What happens before the first node of a run starts: settings, checks, and a filled replay."""
 
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ def check(agent: Agent, options: AgentOptions, replicas: Replicas) -> list[str]:
     _check_actors(options)
     if options.address is None:
         replicas.check_gpus()
-    agent.make_tables(replicas.num_replicas, options.replay_shards)
+    agent.make_tables(replicas.num_replicas, options.replay_shards, options.online_fraction)
     return _announce(agent, options)
 
 
@@ -122,7 +123,9 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
 def warn_if_too_short(options: AgentOptions) -> None:
     """Warns of a run that ends before its learner starts."""
     replay = getattr(options.agent, "replay", None)
-    if not isinstance(replay, ReplayConfig) or options.dataset is not None:
+    if not isinstance(replay, ReplayConfig) or (
+        options.dataset is not None and options.online_fraction == 1
+    ):
         return
     actions = options.task.agent_steps(options.steps)
     if actions <= replay.min_size:
@@ -177,8 +180,9 @@ class Prefilling:
         if options.deterministic:
             held = prefill.fill_local(agent, self._dataset, options.seed, path)
         else:
-            shards = options.replay_shards
-            held = prefill.fill(agent, self._dataset, num_replicas, shards, path, limit)
+            shards, fraction = options.replay_shards, options.online_fraction
+            tables = functools.partial(agent.make_tables, num_replicas, shards, fraction)
+            held = prefill.fill(agent, tables, self._dataset, shards, path, limit)
         how = "prefill" if options.offline is None else "offline"
         print(f"{how} {self._dataset.name}: {self._summary}; {held:,} transitions", flush=True)
         if self._summary.lack:

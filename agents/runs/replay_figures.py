@@ -10,6 +10,7 @@ import numpy as np
 from agents.policies.policy import load_policy
 from agents.replay import stored_tables
 from agents.replay.checkpoint import part_name
+from agents.replay.transitions import TABLE
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import flat
@@ -28,8 +29,9 @@ class _StoredReplay:
                 "expected the replay of a run without --deterministic, got one that Reverb did not "
                 "write; start a run without it"
             )
-        (self.table,) = stored_tables.read(folder)
-        items = stored_tables.read_items(folder)
+        # With `--online-fraction`, there is another one, of the recorded transitions.
+        (self.table,) = (t for t in stored_tables.read(folder) if t.table_name == TABLE)
+        items = [item for item in stored_tables.read_items(folder) if item.table == TABLE]
         self.priorities = np.array([item.priority for item in items])
         self.times_sampled = np.array([item.times_sampled for item in items])
 

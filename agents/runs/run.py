@@ -105,6 +105,7 @@ def _plan(options: AgentOptions, replicas: Replicas, directory: RunDirectory) ->
         env_engine=options.env_engine,
         num_caches=options.caches,
         num_replay_shards=options.replay_shards,
+        online_fraction=options.online_fraction,
         replicas=replicas,
         env_timeout=options.env_timeout,
         evaluation=options.evaluation,

@@ -1,6 +1,7 @@
 """A replay that starts with recorded episodes: its rows, its rate limiter, and continued runs."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,8 @@ from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay import stored_tables
 from agents.replay.checkpoint import make_server_checkpointer, prefilled
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import TABLE
+from agents.replay.transitions import RECORDED, TABLE
+from agents.runs import replay_figures
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
@@ -53,14 +55,16 @@ def options(run_dir, **changes):
     return AgentOptions(**(settings | changes))
 
 
-def fill(name, env, run_dir, config=CONFIG, num_shards=1):
+def fill(name, env, run_dir, config=CONFIG, num_shards=1, online_fraction=1.0):
     """Fills the replay of a run of TD3; returns the agent and the number of transitions."""
     chosen = options(run_dir, env=env, agent=config)
     agent = td3.command.make_agent(config, chosen.task.spec())
     with RunDirectory(run_dir).opened("td3", chosen.identity):
         RunDirectory(run_dir).describe("td3", chosen.identity, {})
     dataset = minari_files.open_dataset(name, chosen.task)
-    return agent, prefill.fill(agent, dataset, 1, num_shards, run_dir, prefill.as_if_sampled)
+    tables = functools.partial(agent.make_tables, 1, num_shards, online_fraction)
+    limit = prefill.as_if_sampled
+    return agent, prefill.fill(agent, tables, dataset, num_shards, run_dir, limit)
 
 
 def rows(agent, run_dir, shard, count):
@@ -133,6 +137,21 @@ def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_
     assert table.sampler.prioritized.priority_exponent == CONFIG.replay.priority_exponent
 
 
+def test_recorded_transitions_get_a_table_of_their_own(tmp_path):
+    random_episodes.make_dataset("a-v0", TARGET, 15)
+    _, held = fill("a-v0", TARGET, tmp_path / "run", online_fraction=0.5)
+    assert held == 300
+    own, recorded = sorted(
+        stored_tables.read(prefilled(tmp_path / "run") / "0"), key=lambda table: table.table_name
+    )[::-1]
+    assert (own.table_name, own.rate_limiter.insert_count) == (TABLE, 0)
+    # Sampling starts with the run's own steps, at half of their rate, and has no limit here.
+    assert (own.rate_limiter.min_size_to_sample, own.rate_limiter.samples_per_insert) == (200, 8)
+    assert (recorded.table_name, recorded.rate_limiter.insert_count) == (RECORDED, 300)
+    assert recorded.rate_limiter.min_size_to_sample == 1
+    assert recorded.rate_limiter.max_diff > 1e100
+
+
 def test_a_small_table_keeps_the_newest(tmp_path):
     played = random_episodes.make_dataset("a-v0", TARGET, 15)
     replay = dataclasses.replace(CONFIG.replay, max_size=250)
@@ -196,12 +215,36 @@ def test_a_run_never_takes_the_data_again(trained, tmp_path):
         td3.command.train(options(run_dir, steps=600))
 
 
+def test_a_run_takes_half_of_each_batch_from_the_data(tmp_path):
+    random_episodes.make_dataset("a-v0", TARGET, 20)
+    replay = dataclasses.replace(CONFIG.replay, priority_exponent=0.6)
+    config = dataclasses.replace(CONFIG, replay=replay)
+    chosen = options(tmp_path / "run", prefill="a-v0", online_fraction=0.5, agent=config)
+    assert td3.command.train(chosen) == 0
+    folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
+    tables = {table.table_name: table.rate_limiter for table in stored_tables.read(folder)}
+    assert tables[RECORDED].insert_count == 400 and 400 - LOST < tables[TABLE].insert_count <= 400
+    # As many learner steps as without the data: 16 samples for each of 200 steps in batches of 32.
+    state = json.loads((folder.parent / "progress" / "state.json").read_text())
+    assert 100 - 24 - LOST / 2 < state["learner_steps"] <= 100 + 24 + CONFIG.steps_per_call
+    for name, limiter in tables.items():  # The input holds some batches more.
+        assert 0 <= limiter.sample_count - 16 * state["learner_steps"] <= 16 * 20, name
+    for name in tables:
+        items = [item for item in stored_tables.read_items(folder) if item.table == name]
+        assert len({item.priority for item in items}) > 50, name
+    figures = replay_figures.read(tmp_path / "run")
+    assert figures["inserted"] == tables[TABLE].insert_count
+
+
 def test_bad_data_ends_before_the_run_begins(tmp_path):
     random_episodes.make_dataset("a-v0", CHAIN, 1)
     for name, changes, message in (
         ("b-v0", {}, "to be a Minari dataset or its folder, found none of the name b-v0"),
         ("a-v0", {"env": "cartpole:swingup"}, "expected observations in a Box of 5 numbers"),
         ("a-v0", {"deterministic": True}, "--prefill: expected None with --deterministic"),
+        ("a-v0", {"online_fraction": 0.0}, "--online-fraction: expected 1, or a number between"),
+        (None, {"online_fraction": 0.5}, "between 0 and 1 with --prefill, got 0.5"),
+        ("a-v0", {"online_fraction": 0.01}, "a fraction of the 32 transitions"),
     ):
         with pytest.raises(UsageError, match=message) as error:
             td3.command.train(options(tmp_path / "run", prefill=name, **changes))

@@ -16,6 +16,7 @@ def make_plan(run_dir, total_steps, **changes):
         "env_engine": "dm_control",
         "num_caches": 0,
         "num_replay_shards": 1,
+        "online_fraction": 1.0,
         "replicas": Replicas.parse("1", "threads", None),
         "env_timeout": 300.0,
         "evaluation": EvaluationSchedule(),
