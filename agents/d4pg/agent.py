@@ -49,6 +49,7 @@ class D4PG(OffPolicyAgent):
     """The D4PG agent (Barth-Maron et al. 2018, arXiv:1804.08617)."""
 
     trains_batch_norm = True
+    learner_type = D4PGLearner
 
     @property
     def initial_priority(self) -> float:
@@ -78,7 +79,7 @@ class D4PG(OffPolicyAgent):
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> D4PGLearner:
         """See `OffPolicyAgent`."""
         online, target = self.make_networks(self._make_critic)
-        return D4PGLearner(
+        return self.learner_type(
             self.config,
             online=online,
             target=target,

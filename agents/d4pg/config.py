@@ -9,6 +9,7 @@ from agents.config import (
     OffPolicyConfig,
     PixelSettings,
     PolicySettings,
+    Settings,
 )
 from agents.replay.config import ReplayConfig
 
@@ -18,7 +19,39 @@ _MAX_NORM = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
-class D4PGConfig(NoiseSettings, CategoricalSettings, PolicySettings, OffPolicyConfig):
+class CriticSettings(Settings):
+    """How D4PG trains its critic, and what follows its weights."""
+
+    num_critics: Literal[1, 2] = 1
+    """2: of two critics, the one with the smaller mean makes targets and trains the policy, as in
+    TD3; a learner step takes longer. The paper has one."""
+    critic_loss: str = "categorical"
+    """`categorical`, or the import path of a function with the signature of
+    `agents.learning.categorical.categorical_td_loss`."""
+    target_update_period: int = 100
+    """Learner steps between two updates of the target networks."""
+    target_update_rate: float = 1.0
+    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
+    max_gradient_norm: float | None = 40.0
+    """Maximum global norm of a network's gradient. None: no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "target_update_period")
+        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
+        self.check_norm("max_gradient_norm")
+
+    def check_norm(self, name: str) -> None:
+        """Raises ConfigError unless the named field is a norm that gradients can be clipped to."""
+        norm = getattr(self, name)
+        is_good = norm is None or 0 < norm <= _MAX_NORM
+        self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
+
+
+@dataclasses.dataclass(frozen=True)
+class D4PGConfig(
+    NoiseSettings, CriticSettings, CategoricalSettings, PolicySettings, OffPolicyConfig
+):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 
     Defaults are those of the paper or its published implementations, unless stated otherwise.
@@ -35,18 +68,12 @@ class D4PGConfig(NoiseSettings, CategoricalSettings, PolicySettings, OffPolicyCo
     n_step: int = 3
     """Number of rewards in a return before it bootstraps. The paper uses 5, with an eighth of the
     samples for each environment step."""
-    num_critics: Literal[1, 2] = 1
-    """2: of two critics, the one with the smaller mean makes targets and trains the policy, as in
-    TD3; a learner step takes longer. The paper has one."""
     value_min: float | None = None
     """Lowest atom. Default: from the environment's lowest reward and the discount. The reference
     implementation uses -150."""
     value_max: float | None = None
     """Highest atom. Default: from the environment's highest reward and the discount. The reference
     implementation uses 150."""
-    critic_loss: str = "categorical"
-    """`categorical`, or the import path of a function with the signature of
-    `agents.learning.categorical.categorical_td_loss`."""
 
     exploration_random_steps: int = 5_000
     """Environment steps, over all actors, before the policy acts; until then, actions are random,
@@ -61,14 +88,8 @@ class D4PGConfig(NoiseSettings, CategoricalSettings, PolicySettings, OffPolicyCo
     policy_average: int = 2000
     """Number of last learner steps over which the weights of the evaluated policy are averaged;
     early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
-    target_update_period: int = 100
-    """Learner steps between two updates of the target networks."""
-    target_update_rate: float = 1.0
-    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
     max_action_gradient_norm: float | None = 1.0
     """Maximum norm of one example's dQ/da. None: no clipping."""
-    max_gradient_norm: float | None = 40.0
-    """Maximum global norm of a network's gradient. None: no clipping."""
     replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
     """The replay table. The learner starts after 5,000 transitions, when actions are no longer
     random; the reference implementation starts after 1,000. 256 samples per insert are two learner
@@ -77,12 +98,7 @@ class D4PGConfig(NoiseSettings, CategoricalSettings, PolicySettings, OffPolicyCo
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(1, "target_update_period")
-        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
-        for name in ("max_action_gradient_norm", "max_gradient_norm"):
-            norm = getattr(self, name)
-            is_good = norm is None or 0 < norm <= _MAX_NORM
-            self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
+        self.check_norm("max_action_gradient_norm")
 
 
 # D4PG as published, for all but the paper's hardest tasks. Where the paper gives no value, this is

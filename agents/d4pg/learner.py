@@ -1,7 +1,7 @@
 """The learner's variables and one step of D4PG, written for a single device."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import sonnet as snt
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.d4pg import losses
-from agents.d4pg.config import D4PGConfig
 from agents.learning import categorical, diagnostics, value_scale
 from agents.learning.losses import normalized_weights
 from agents.learning.optimizers import make_optimizer
@@ -19,6 +18,22 @@ from agents.networks.actor_critic import ActorCritic, check_deterministic, preac
 from agents.networks.torsos import Statistics, batch_norm, joint_values, to_unit_length
 from agents.replay.transitions import Sample
 from rl_replicator.collectives.randomness import StepSeeds
+
+
+class PolicyUpdate(NamedTuple):
+    """The update of a policy that one step makes.
+
+    Attributes:
+      gradients: one for each of the policy's trainable variables.
+      action: [B, A] actions of the policy.
+      logits: [B, Z] of the critic at these actions, or [B, 2, Z] of a pair.
+      metrics: scalars by name.
+    """
+
+    gradients: Sequence[tf.Tensor | None]
+    action: tf.Tensor
+    logits: tf.Tensor
+    metrics: dict[str, tf.Tensor]
 
 
 class D4PGLearner(tf.Module):
@@ -31,7 +46,7 @@ class D4PGLearner(tf.Module):
 
     def __init__(
         self,
-        config: D4PGConfig,
+        config: Any,
         online: ActorCritic,
         target: ActorCritic,
         atoms: np.ndarray,
@@ -44,7 +59,7 @@ class D4PGLearner(tf.Module):
         """Makes the optimizers.
 
         Args:
-          config: hyper-parameters.
+          config: hyper-parameters, with the settings of its critic.
           online: built networks.
           target: built networks with the same weights.
           atoms: [Z] float32 support of the critic.
@@ -55,7 +70,6 @@ class D4PGLearner(tf.Module):
           scale: the extras of a batch -> a scalar by which rewards are divided.
         """
         super().__init__(name="d4pg")
-        check_deterministic(online.policy)
         self._config = config
         self._atoms = tf.constant(atoms, tf.float32)
         self._critic_loss = losses.checked(critic_loss)
@@ -106,7 +120,7 @@ class D4PGLearner(tf.Module):
 
         s_t = target.encoder(o_t)  # [B, F]
         with batch_norm(Statistics.BATCH):
-            a_t = target.policy(s_t)  # [B, A]
+            a_t = self._next_action(s_t)  # [B, A]
 
         with tf.GradientTape() as critic_tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
@@ -114,7 +128,7 @@ class D4PGLearner(tf.Module):
                 online.critic, target.critic, (s_tm1, a_tm1), (s_t, a_t)
             )  # [B, Z], or [B, 2, Z] of a pair
             # The bootstrap distribution, from the target networks.
-            target_probs = tf.nn.softmax(losses.pessimistic(logits_t, self._atoms))  # [B, Z]
+            target_probs = self._probabilities(logits_t)  # [B, Z]
             td = [
                 self._critic_loss(logits, r_t / scale, d_t, target_probs, self._atoms)
                 for logits in losses.each_critic(logits_tm1)
@@ -124,37 +138,18 @@ class D4PGLearner(tf.Module):
             )  # [B]
             critic_loss = tf.reduce_mean(weights * tf.add_n([loss for loss, _ in td]))
 
-        # The policy follows dQ/da. Its gradients are those of its own variables alone, so its loss
-        # trains neither the critic nor the encoder. Other terms of its loss are added to `penalty`.
-        with tf.GradientTape() as policy_tape, batch_norm(Statistics.TRAINING):
-            preactivations = online.policy.preactivations(s_tm1)  # [B, A]
-            action = online.policy.squash(preactivations)  # [B, A]
-            penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
-        with tf.GradientTape(watch_accessed_variables=False) as action_tape:
-            action_tape.watch(action)
-            logits = losses.pessimistic(online.critic(s_tm1, action), self._atoms)  # [B, Z]
-            probs = tf.nn.softmax(logits)  # [B, Z]
-            q = tf.linalg.matvec(probs, self._atoms)  # [B]
-        dq_da = losses.action_gradient(
-            action_tape.gradient(q, action), config.max_action_gradient_norm
-        )  # [B, A]
-        batch_size = tf.cast(tf.shape(action)[0], tf.float32)
-
-        policy_variables = online.policy.trainable_variables
+        # The policy's gradients are those of its own variables alone, so its loss trains neither
+        # the critic nor the encoder.
+        update = self._update_policy(s_tm1, a_tm1, logits_tm1)
         critic_gradients = critic_tape.gradient(critic_loss, online.critic_variables)
-        policy_gradients = policy_tape.gradient(
-            [action, penalty],
-            policy_variables,
-            output_gradients=[-dq_da / batch_size, tf.ones([])],
-        )
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
-        self._policy_optimizer.apply(policy_gradients, policy_variables)
+        self._policy_optimizer.apply(update.gradients, online.policy.trainable_variables)
         to_unit_length(online.policy, online.critic)
         self.num_steps.assign_add(1)
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
         update_targets(target, online, config.target_update_rate, is_due)
 
-        edge_low, edge_high = categorical.edge_mass(probs)
+        edge_low, edge_high = categorical.edge_mass(self._probabilities(update.logits))
         priorities = tf.reduce_max(
             [categorical.kl_priorities(*of_critic) for of_critic in td], axis=0
         )
@@ -163,17 +158,62 @@ class D4PGLearner(tf.Module):
             priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
-                "q_mean": scale * tf.reduce_mean(q),
+                "q_mean": scale * tf.reduce_mean(self._values(update.logits)),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
                 **value_scale.metrics(self._scale, scale),
                 **diagnostics.step_metrics(
                     critic_gradients,
                     online.critic_variables,
-                    policy_gradients,
-                    action,
+                    update.gradients,
+                    update.action,
                     weights,
                     priorities,
                 ),
+                **update.metrics,
             },
         )
+
+    def _next_action(self, s_t: tf.Tensor) -> tf.Tensor:
+        """Returns the action of the target policy, given features: [B, F] -> [B, A]."""
+        return self.target.policy(s_t)
+
+    def _probabilities(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns the distribution of the return: [B, Z], or [B, 2, Z] of a pair -> [B, Z]."""
+        return tf.nn.softmax(losses.pessimistic(logits, self._atoms))
+
+    def _values(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns its mean: [B, Z] or [B, 2, Z] -> [B]."""
+        return tf.linalg.matvec(self._probabilities(logits), self._atoms)
+
+    def _update_policy(
+        self, s_tm1: tf.Tensor, a_tm1: tf.Tensor, logits_tm1: tf.Tensor
+    ) -> PolicyUpdate:
+        """Returns the policy's gradients. It follows dQ/da; other terms are added to `penalty`.
+
+        Args:
+          s_tm1: [B, F] features.
+          a_tm1: [B, A] stored actions.
+          logits_tm1: [B, Z] or [B, 2, Z] of the critic at these.
+        """
+        del a_tm1, logits_tm1
+        config, policy = self._config, self.online.policy
+        check_deterministic(policy)
+        with tf.GradientTape() as policy_tape, batch_norm(Statistics.TRAINING):
+            preactivations = policy.preactivations(s_tm1)  # [B, A]
+            action = policy.squash(preactivations)  # [B, A]
+            penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
+        with tf.GradientTape(watch_accessed_variables=False) as action_tape:
+            action_tape.watch(action)
+            logits = self.online.critic(s_tm1, action)  # [B, Z] or [B, 2, Z]
+            q = self._values(logits)  # [B]
+        dq_da = losses.action_gradient(
+            action_tape.gradient(q, action), config.max_action_gradient_norm
+        )  # [B, A]
+        batch_size = tf.cast(tf.shape(action)[0], tf.float32)
+        gradients = policy_tape.gradient(
+            [action, penalty],
+            policy.trainable_variables,
+            output_gradients=[-dq_da / batch_size, tf.ones([])],
+        )
+        return PolicyUpdate(gradients, action, logits, {})

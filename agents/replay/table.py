@@ -177,7 +177,7 @@ def make_tables(
     return [make_table(own, of_own, layout, num_shards), recorded]
 
 
-def _selector(config: ReplayConfig) -> reverb.selectors.Selector:
+def _selector(config: ReplayConfig) -> Any:
     if config.priority_exponent > 0:
         return reverb.selectors.Prioritized(config.priority_exponent)
     return reverb.selectors.Uniform()

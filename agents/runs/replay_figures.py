@@ -70,6 +70,8 @@ def read(run_dir: Path) -> dict[str, Any]:
     ages = np.concatenate([np.arange(size)[::-1] * steps_each for size in sizes])
     if identity.get("prefill") is not None:  # Recorded transitions were never taken.
         ages = ages[ages < int(progress["environment_steps"])]
+    if identity.get("offline") is not None:
+        ages = ages[:0]
     exponent = replays[0].table.sampler.prioritized.priority_exponent
     mass = np.sort(priorities**exponent)[::-1]
     top = mass[: math.ceil(0.01 * len(mass))].sum() / mass.sum() if len(mass) else None

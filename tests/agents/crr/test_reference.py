@@ -1,0 +1,175 @@
+"""CRR's step against NumPy: every variable after every step, replicated and not."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from acme import specs
+
+from agents.crr import CRRConfig
+from agents.crr.agent import CRR
+from agents.learning.weights import copy_variables
+from agents.replay.config import ReplayConfig
+from tests.agents import actor_critic_reference as reference
+from tests.agents import fixed_samples
+from tests.agents.d4pg import numpy_step
+from tests.agents.d4pg.numpy_step import project
+
+pytestmark = pytest.mark.usefixtures("plain_graphs")
+CONFIG = CRRConfig(
+    policy_layers=(5,),
+    critic_layers=(5,),
+    critic_prior="uniform",
+    num_atoms=7,
+    value_min=-4.0,
+    value_max=8.0,
+    num_components=2,
+    num_samples=3,
+    policy_learning_rate=2e-2,
+    critic_learning_rate=1e-2,
+    target_update_period=1,
+    target_update_rate=0.3,
+    max_gradient_norm=None,
+    global_batch_size=reference.BATCH,
+    replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
+)
+SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
+
+
+def weights_of(module):
+    networks = {}
+    for name in ("policy", "critic"):
+        networks[name] = getattr(module.online, name)
+        networks[f"target_{name}"] = getattr(module.target, name)
+    return copy_variables(networks, networks)
+
+
+def log_probabilities(weights, prefix, observation, action):
+    """Those of the only critic, [B, Z]."""
+    return numpy_step.log_probabilities(weights, prefix, observation, action)[0]
+
+
+class NumpyCRR:
+    """Wang et al. 2020 (arXiv:2006.15134), Algorithm 1, on the critic of D4PG."""
+
+    def __init__(self, config, atoms, weights):
+        self.config, self.atoms = config, atoms.astype(np.float64)
+        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
+        self._adams = {
+            "critic": reference.Adam(config.critic_learning_rate),
+            "policy": reference.Adam(config.policy_learning_rate),
+        }
+        self.steps = 0
+        self.action_weights = []
+
+    def _mixture(self, weights, prefix, observation):
+        """Weights [B, M], means and standard deviations [B, M, A] of the components."""
+        heads = {}
+        for head in ("logits", "mean", "stddev"):
+            old, new = (f"{prefix}policy/{name}/" for name in (head, "head"))
+            renamed = {path.replace(old, new): array for path, array in weights.items()}
+            heads[head] = reference.mlp(renamed, f"{prefix}policy", observation)
+        probabilities = np.exp(heads["logits"])
+        probabilities /= probabilities.sum(-1, keepdims=True)
+        shape = (len(observation), self.config.num_components, fixed_samples.ACTION)
+        stddev = 0.01 + np.log1p(np.exp(heads["stddev"]))
+        return probabilities, np.tanh(heads["mean"]).reshape(shape), stddev.reshape(shape)
+
+    def _sample(self, mixture, stream):
+        """Actions [B, A], drawn with the learner's own noise."""
+        shape = (reference.BATCH, 1 + fixed_samples.ACTION)
+        noise = self.draw(shape, stream).numpy().astype(np.float64)
+        actions = []
+        for row, (probabilities, mean, stddev) in enumerate(zip(*mixture, strict=True)):
+            share = (1 + math.erf(noise[row, 0] / math.sqrt(2))) / 2
+            component = int(np.searchsorted(np.cumsum(probabilities), share))
+            actions.append(mean[component] + stddev[component] * noise[row, 1:])
+        return np.clip(actions, -1, 1)
+
+    def _values(self, observation, action):
+        return np.exp(log_probabilities(self.weights, "", observation, action)) @ self.atoms
+
+    def _action_weights(self, observation, action):
+        mixture, config = self._mixture(self.weights, "", observation), self.config
+        values = [
+            self._values(observation, self._sample(mixture, 3 + j))
+            for j in range(config.num_samples)
+        ]
+        other = np.mean(values, 0) if config.advantage == "mean" else np.max(values, 0)
+        advantage = self._values(observation, action) - other
+        if config.weighting == "binary":
+            return np.where(advantage > 0, 1.0, 0.0)
+        return np.minimum(np.exp(advantage / config.beta), config.max_weight)
+
+    def step(self, probabilities, table_size, transition):
+        """Trains on a global batch; returns the new priorities and the metrics."""
+        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
+        a_next = self._sample(self._mixture(self.weights, "target_", o_next), stream=2)
+        bootstrap = np.exp(log_probabilities(self.weights, "target_", o_next, a_next))
+        target = project(r, d, bootstrap, self.atoms)
+        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.TOTAL_STEPS)
+        importance = reference.importance(probabilities, table_size, beta)
+        action_weights = self._action_weights(o, a)
+        self.action_weights.append(action_weights)
+
+        def cross_entropy(weights):
+            return -(target * log_probabilities(weights, "", o, a)).sum(-1)
+
+        def policy_loss(weights):
+            of_components, mean, stddev = self._mixture(weights, "", o)
+            density = np.exp(-(((a[:, None] - mean) / stddev) ** 2) / 2) / stddev
+            density = density.prod(-1) / (2 * np.pi) ** (fixed_samples.ACTION / 2)
+            return -(action_weights * np.log((of_components * density).sum(-1))).mean()
+
+        losses = {
+            "critic": lambda weights: (importance * cross_entropy(weights)).mean(),
+            "policy": policy_loss,
+        }
+        entropy = -(target * np.log(np.where(target > 0, target, 1))).sum(-1)
+        priorities = np.maximum(cross_entropy(self.weights) - entropy, 0)
+        gradients = {
+            name: reference.gradient(loss, self.weights, reference.names(self.weights, name))
+            for name, loss in losses.items()
+        }
+        metrics = {
+            "critic_loss": losses["critic"](self.weights),
+            "policy_loss": policy_loss(self.weights),
+            "action_weight": action_weights.mean(),
+            "policy_gradient_norm": reference.norm(gradients["policy"]),
+        }
+        for name, adam in self._adams.items():
+            self.weights = adam.apply(self.weights, gradients[name])
+        self.steps += 1
+        self.weights = reference.update_targets(self.weights, self.config.target_update_rate)
+        return priorities, metrics
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("replicator_name", "weighting", "advantage"),
+    [("single_device", "exp", "mean"), ("multi_device:2", "binary", "max")],
+)
+def test_every_variable_is_that_of_the_reference_after_every_step(
+    replicator_name, weighting, advantage
+):
+    config = dataclasses.replace(CONFIG, weighting=weighting, advantage=advantage, max_weight=1.2)
+    agent, made = CRR(config, SPEC), []
+
+    def make_reference(weights):
+        made.append(NumpyCRR(config, agent.value_range.atoms(), weights))
+        return made[0]
+
+    reference.check_training(
+        replicator_name,
+        agent,
+        make_reference,
+        weights_of,
+        lambda path, number: True,
+        local_metrics=["policy_gradient_norm"],
+        rtol=5e-4,
+        atol=1e-4,
+    )
+    # Weights lie on both sides of the limit; otherwise, it would not be tested.
+    weights = np.concatenate(made[0].action_weights)
+    assert len(np.unique(weights)) > 1 and weights.max() == {"exp": 1.2, "binary": 1.0}[weighting]
