@@ -45,7 +45,7 @@ def test_what_cannot_be_drawn_is_one_line():
         (lambda: Pixels(action_repeat=0), "expected an integer of at least 1, got 0"),
         (lambda: Pixels(camera=-2), "a camera's name or an index of at least -1, got -2"),
         (lambda: Pixels(camera=""), "a camera's name or an index of at least -1, got ''"),
-        (lambda: Pixels(render="slow"), "expected one of auto, fast, exact, got 'slow'"),
+        (lambda: Pixels(render="slow"), "expected one of auto, fast, exact, observed, got 'slow'"),
         (
             lambda: environments.make("environments.fakes:chain", 1, Pixels()),
             "^expected an environment that renders, got Chain, which can",
