@@ -5,7 +5,7 @@
 Each package of bench/packages.toml is installed beside the project, into a virtual environment of
 its own in build/packages, which sees the project's packages and replaces those that it must. There,
 a run of 2,000 steps from state is trained, filmed and exported, and one of 600 from pixels trained.
-The results of other packages in bench/results/packages.json stay.
+The results of other packages in bench/packages.json stay.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from bench.harness import RESULTS, ROOT
+from bench.harness import ROOT
 from rl_replicator.runs.metrics import read_metrics
 
 PACKAGES = ROOT / "bench" / "packages.toml"
-RESULT, PAGE = RESULTS / "packages.json", ROOT / "docs" / "environments.md"
+RESULT, PAGE = ROOT / "bench" / "packages.json", ROOT / "docs" / "environments.md"
 FOLDER = ROOT / "build" / "packages"
 DEADLINE = 900.0
 TRAIN = ["train", "d4pg", "--evaluation.every", "1000000", "--evaluation.last-episodes", "1"]
