@@ -16,7 +16,7 @@ class CRRConfig(CriticSettings, CategoricalSettings, PolicySettings, OffPolicyCo
     The critic is D4PG's, as in the paper. Layers and step sizes are those of D4PG here.
     """
 
-    weighting: Literal["binary", "exp", "none"] = "binary"
+    weighting: Literal["binary", "exp", "none"] = "exp"
     """f, the weight of a recorded action in the policy's loss, given its advantage A: `binary`, 1
     if A is positive, else 0; `exp`, exp(A / beta), at most `max_weight`; `none`, always 1, which is
     behaviour cloning."""
@@ -30,8 +30,9 @@ class CRRConfig(CriticSettings, CategoricalSettings, PolicySettings, OffPolicyCo
     spread of the returns with `--agent.value-scale returns`."""
     max_weight: float = 20.0
     """Greatest weight of an action with the weighting `exp`."""
-    num_components: int = 5
-    """Gaussians in the mixture that is the policy. 1: a Gaussian."""
+    num_components: int = 1
+    """Gaussians in the mixture that is the policy. 1: a Gaussian. More can hold several ways to act
+    in a state, but the most probable one, which is evaluated, is not the mean of noisy actions."""
     policy_average: int = 2000
     """Number of last learner steps over which the weights of the evaluated policy are averaged;
     early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
