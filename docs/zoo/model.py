@@ -198,6 +198,10 @@ def _concat(axis: int) -> Any:
     return lambda *parts: np.concatenate(parts[:-1], axis, parts[-1])
 
 
+def _argmax(dtype: str) -> Any:
+    return lambda x, out: _into(out, np.argmax(x, -1).astype(dtype))
+
+
 def _one_hot(depth: int, dtype: str) -> Any:
     return lambda x, out: _into(out, (x[..., None] == np.arange(depth)).astype(dtype))
 
@@ -209,6 +213,7 @@ def _reshape(shape: Any) -> Any:
 OPERATIONS: dict[str, Any] = {
     "Abs": np.abs,
     "Add": np.add,
+    "ArgMax": _argmax,
     "Broadcast": _broadcast,
     "Cast": _cast_to,
     "Concat": _concat,

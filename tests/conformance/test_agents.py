@@ -81,8 +81,9 @@ def small_config(kind, **changes):
         "steps_per_call": 4,
         "replay": replay,
     }
-    if hasattr(config, "weighting"):  # The values of the fake differ by less than beta.
-        settings["weighting"] = "binary"
+    if hasattr(config, "weighting"):
+        # The values of the fake differ by less than beta. Nothing trains the logit of one component.
+        settings |= {"weighting": "binary", "num_components": 2}
     if hasattr(config, "encoder"):
         settings |= {"precision": "float32", "feature_size": 8, "max_shift": 2, "encoder": "small"}
     known = {k: v for k, v in (settings | changes).items() if hasattr(config, k)}
