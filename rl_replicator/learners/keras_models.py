@@ -439,7 +439,7 @@ class _Weights(tf.Module):
 
     @property
     def all(self) -> list[tf.Variable]:
-        """All of them, in Keras' order."""
+        """The trainable ones, then the others."""
         return [*self.trainable, *self.not_trainable]
 
 

@@ -12,11 +12,13 @@ import types
 
 import numpy as np
 import pytest
+from dm_env import specs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from agents.datasets.minari_files import EpisodeDataset
+from environments.flat import make_actions
 from launchpad.rpc import server, tls, wire
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -144,9 +146,9 @@ def test_episodes_of_a_dataset(steps, extra, shapes, data):
         truncations=data.draw(npst.arrays(np.bool_, (steps,))),
         infos=None,
     )
-    bounds = np.full(shapes[1], 1.0)
+    actions = make_actions(specs.BoundedArray((shapes[1],), np.float32, -1.0, 1.0), "target")
     try:
-        read = EpisodeDataset("mine", None, -bounds, bounds)._episode(3, episode)
+        read = EpisodeDataset("mine", None, actions)._episode(3, episode)
     except UsageError as error:
         message = str(error)
     else:

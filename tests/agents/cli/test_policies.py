@@ -1,6 +1,5 @@
 """`rl-replicator play` and `zoo`: policies of runs and exported ones, played and measured."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -14,6 +13,7 @@ import imageio.v2 as iio_v2
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from dm_env import specs
 
 import environments
 from agents import d4pg
@@ -249,16 +249,11 @@ def test_an_exported_policy_has_no_best_checkpoint(folder):
 def test_actions_are_mapped_from_the_own_range():
     """From [1, 5] to [-1, 1]."""
 
-    @dataclasses.dataclass
-    class Spec:
-        shape = (2,)
-        minimum, maximum = 1.0, np.array([5.0, 5.0])
-
     class Constant:
         def act(self, observation):
             return np.array([1.0, 4.0])
 
-    actor = exported.ExportedActor(Constant(), Spec)
+    actor = exported.ExportedActor(Constant(), specs.BoundedArray((2,), float, 1.0, [5.0, 5.0]))
     np.testing.assert_allclose(actor.select_action(np.zeros(1)), [-1.0, 0.5])
 
 

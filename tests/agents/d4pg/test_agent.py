@@ -244,13 +244,13 @@ def test_a_uniform_table_gets_no_priorities_and_an_average_is_optional(
     exponent, average, monkeypatch
 ):
     writers = []
-    monkeypatch.setattr("agents.off_policy_agent.PriorityWriter", writers.append)
+    monkeypatch.setattr("agents.off_policy_agent.PriorityWriter", lambda *on: writers.append(on))
     config = dataclasses.replace(
         CONFIG, policy_average=average, replay=ReplayConfig(priority_exponent=exponent)
     )
     agent = D4PG(config, make_spec())
     learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], 100)
-    assert writers == ([] if exponent == 0 else [["localhost:1"]])
+    assert writers == ([] if exponent == 0 else [(["localhost:1"], 1.0)])
     assert ("average_policy" in learner.network_names) == (average > 1)
     policy = agent.make_evaluation_policy(learner)
     assert ("average_policy" in policy.networks) == (average > 1)

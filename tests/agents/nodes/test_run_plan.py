@@ -9,8 +9,8 @@ from rl_replicator.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1", Replicas("single_device", 1, 1, 0)),
-        ("2", Replicas("multi_device:2", 1, 2, 0)),
+        ("1", Replicas("1", 1, 1, 0)),
+        ("2", Replicas("2", 1, 2, 0)),
         ("multi_worker:3", Replicas("multi_worker", 3, 3, 0)),
     ],
 )

@@ -86,7 +86,7 @@ def test_an_agent_without_extras_gives_none():
 def test_every_step_is_checked():
     layout = make_layout(STATE)
     writer = types.SimpleNamespace(begin=lambda _: None, append_observation=lambda _: None)
-    layout.open = lambda _: writer
+    layout.open = lambda *_: writer
     adder = make_adder(None, layout, 3)
     blank, action = np.zeros(2, np.float32), np.zeros(1, np.float32)
     adder.add_first(dm_env.restart(blank))

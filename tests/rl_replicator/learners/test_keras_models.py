@@ -129,7 +129,8 @@ def check_equal(trained, model, losses, figures):
 
 
 def check_weights(learner, model):
-    for want, variable in zip(model.weights, learner.trackables()["weights"].all, strict=True):
+    wanted = [*model.trainable_weights, *model.non_trainable_weights]
+    for want, variable in zip(wanted, learner.trackables()["weights"].all, strict=True):
         np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
 
 
