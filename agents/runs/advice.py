@@ -336,4 +336,4 @@ def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> s
     more = f"--{option.replace('_', '-')} {2 * number if isinstance(number, int) else 2}"
     if option == "actors" and options.get("launch") == "threads":
         more += " --launch processes"
-    return f"the largest part of their work is the {_PART_NAMES[slowest]}; try {more}"
+    return f"the largest part of their work is {_PART_NAMES[slowest]}; try {more}"
