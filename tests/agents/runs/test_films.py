@@ -17,8 +17,8 @@ LINGER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sle
 UNFINISHED = """
 import os, pathlib, sys, time
 from agents.policies import playing
+pathlib.Path("pid").write_text(str(os.getpid()))  # Before the file that the test waits for.
 with playing.film(pathlib.Path(sys.argv[1])):
-    print(os.getpid(), file=open("pid", "w"), flush=True)
     time.sleep(600)
 """
 REFUSE = "import sys; sys.exit(print('rl-replicator: error: no pygame', file=sys.stderr) or 2)"
