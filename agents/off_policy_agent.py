@@ -158,13 +158,20 @@ class OffPolicyAgent(abc.ABC):
         Raises:
           ConfigError: if the config has no `NoiseSettings`.
         """
-        config, feature_size = self._noise_settings(), self.observations.feature_size
-        layers = (
-            config.policy_layers if feature_size is None else (feature_size, *config.policy_layers)
-        )
+        config = self._noise_settings()
+        layers = self.after_encoder(config.policy_layers)
         squash = inverting_tanh if config.squash_gradient == "inverting" else tf.tanh
         num_actions = self.environment_spec.actions.shape[0]
         return DeterministicPolicy(layers, num_actions, squash, find_torso(config.torso), name)
+
+    def after_encoder(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the sizes of layers that follow the encoder; from pixels, a projection is first.
+
+        Args:
+          layers: units of each hidden layer.
+        """
+        feature_size = self.observations.feature_size
+        return layers if feature_size is None else (feature_size, *layers)
 
     def make_critic_torso(self) -> CriticTorso:
         """Makes a critic except for its last layer: ([B, F], [B, A]) -> [B, H]."""

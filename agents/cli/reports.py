@@ -97,7 +97,8 @@ def watch(args: Sequence[str]) -> int:
     if not run_directory.runs(chosen.run_dir):
         run_directory.RunDirectory(chosen.run_dir).config()  # Raises if there is no run.
     with tempfile.TemporaryDirectory() as folder:
-        seconds = _write(chosen, folder)
+        _write(chosen, folder)
+        seconds = 0.0  # The first drawing also imports.
         serve = functools.partial(_Handler, directory=folder)
         try:
             server = http.server.ThreadingHTTPServer((_LOOPBACK, chosen.port), serve)

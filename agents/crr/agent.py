@@ -21,8 +21,8 @@ class CRR(D4PG):
 
     def make_policy(self, name: str) -> MixturePolicy:
         """See `OffPolicyAgent`; the outputs are a `Mixture`."""
-        config, feature_size = self.config, self.observations.feature_size
-        layers = (*([] if feature_size is None else [feature_size]), *config.policy_layers)
+        config = self.config
+        layers = self.after_encoder(config.policy_layers)
         num_actions = self.environment_spec.actions.shape[0]
         torso = find_torso(config.torso)
         return MixturePolicy(layers, num_actions, config.num_components, torso, name)

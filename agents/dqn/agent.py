@@ -64,10 +64,8 @@ class DQN(OffPolicyAgent):
 
     def make_policy(self, name: str) -> snt.Module:
         """Makes an unbuilt network: [B, F] features -> [B, A, Z] outputs."""
-        config, feature_size = self.config, self.observations.feature_size
-        layers = config.critic_layers
-        if feature_size is not None:
-            layers = (feature_size, *layers)
+        config = self.config
+        layers = self.after_encoder(config.critic_layers)
         make = DuellingNetwork if config.duelling else PlainNetwork
         num_actions = self.environment_spec.actions.num_values
         initial_outputs = self.make_values().initial_outputs

@@ -79,9 +79,7 @@ class SAC(OffPolicyAgent):
 
     def make_policy(self, name: str) -> GaussianPolicy:
         """See `OffPolicyAgent`; the outputs are a `Gaussian`."""
-        layers = self.config.policy_layers
-        if self.observations.feature_size is not None:
-            layers = (self.observations.feature_size, *layers)
+        layers = self.after_encoder(self.config.policy_layers)
         num_actions = self.environment_spec.actions.shape[0]
         return GaussianPolicy(layers, num_actions, find_torso(self.config.torso), name)
 

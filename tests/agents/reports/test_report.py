@@ -361,7 +361,7 @@ def test_watch_follows_the_run_and_serves_nothing_else_until_ctrl_c(make_run):
         for host in ("attacker.example", "127.0.0.1.attacker.example:80"):
             assert get(host=host)[0] == 403
         rows(run, "environment_steps", "evaluator", {150: {"episode_return": 34.0}})
-        deadline = time.monotonic() + 240  # It rests longer than it took to draw.
+        deadline = time.monotonic() + 240
         while "<b>34</b>" not in get()[1]:
             assert time.monotonic() < deadline
         with pytest.raises(UsageError, match=rf"--port: expected a free port, got {port} \(Addre"):
