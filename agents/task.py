@@ -24,6 +24,7 @@ class Task:
       wrap: import paths of wrappers, the innermost first.
       time_limit: environment steps after which an episode is truncated; None for no other limit
         than the environment's own.
+      repeats: environment steps per action; None for `environments.make`'s default.
       recorded: without a name: the form of recorded steps, see `described`. `make` then returns
         an environment with their specs that cannot be played.
     """
@@ -32,6 +33,7 @@ class Task:
     pixels: environments.PixelConfig | None = None
     wrap: tuple[str, ...] = ()
     time_limit: int | None = None
+    repeats: int | None = None
     recorded: Mapping[str, Any] | None = None
 
     @classmethod
@@ -52,6 +54,7 @@ class Task:
             None if plain is None else from_plain(environments.PixelConfig, plain),
             tuple(identity.get("wrap", ())),
             identity.get("time_limit"),
+            identity.get("action_repeat"),
             None if name else stored_part(identity, "environment", Mapping),
         )
 
@@ -67,7 +70,8 @@ class Task:
         """
         if self.recorded is not None:
             return environments.adapt(_RecordedSpecs(self.recorded), seed)
-        return environments.make(self.name, seed, self.pixels, self.wrap, self.time_limit)
+        surroundings = self.pixels, self.wrap, self.time_limit, self.repeats
+        return environments.make(self.name, seed, *surroundings)
 
     def adapt(
         self, environment: Any, seed: int
@@ -82,7 +86,8 @@ class Task:
           EnvironmentUsageError: if its specs do not fit, or it cannot be rendered in this way.
         """
         flat = environments.adapt(environment, seed, drops_images=self.pixels is not None)
-        return catalogue.surround(flat, self.name, seed, self.pixels, self.wrap, self.time_limit)
+        surroundings = self.pixels, self.wrap, self.time_limit, self.repeats
+        return catalogue.surround(flat, self.name, seed, *surroundings)
 
     def described(self) -> tuple[specs.EnvironmentSpec, dict[str, Any]]:
         """Returns the specs of the environment, and its form: what gives a policy's numbers their
@@ -117,7 +122,8 @@ class Task:
     @property
     def action_repeat(self) -> int:
         """Environment steps per action."""
-        return 1 if self.pixels is None else self.pixels.repeats(self.name)
+        usual = catalogue.default_action_repeat(self.name, self.pixels)
+        return usual if self.repeats is None else self.repeats
 
     def agent_steps(self, environment_steps: int) -> int:
         """Returns the number of actions in `environment_steps`, rounded up."""

@@ -24,6 +24,8 @@ _EXPECTED = (
     "expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', 'dm:locomotion/TASK' or a "
     "factory 'package.module:function'"
 )
+# From PlaNet (Hafner et al. 2019, arXiv:1811.04551); most work on pixels has used them since.
+_ACTION_REPEATS_FROM_PIXELS = {"cartpole": 8, "ball_in_cup": 4, "cheetah": 4, "reacher": 4}
 # By the package of an environment that is neither of dm_env nor of Gymnasium.
 _REMEDIES = {
     "gym": "return shimmy.GymV26CompatibilityV0(env=...), before 0.26 GymV21CompatibilityV0",
@@ -46,6 +48,7 @@ def make(
     pixels: None = None,
     wrap: Sequence[str] = (),
     time_limit: int | None = None,
+    action_repeat: int | None = None,
 ) -> Environment: ...
 
 
@@ -56,6 +59,7 @@ def make(
     pixels: PixelConfig | None,
     wrap: Sequence[str] = (),
     time_limit: int | None = None,
+    action_repeat: int | None = None,
 ) -> Environment | PixelEnvironment: ...
 
 
@@ -65,6 +69,7 @@ def make(
     pixels: PixelConfig | None = None,
     wrap: Sequence[str] = (),
     time_limit: int | None = None,
+    action_repeat: int | None = None,
 ) -> Environment | PixelEnvironment:
     """Makes an environment. The same seed gives the same episodes.
 
@@ -80,6 +85,8 @@ def make(
       wrap: import paths of wrappers, see `environments.wrappers`.
       time_limit: environment steps after which an episode is truncated, if it has not ended; None
         to keep only the environment's own limit.
+      action_repeat: environment steps for each action (`environments.wrappers.RepeatedActions`).
+        Default: `default_action_repeat`.
 
     Returns:
       The environment.
@@ -93,7 +100,21 @@ def make(
       RenderingUnavailableError: if frames are requested and OpenGL is unavailable on this machine.
     """
     environment = _make(name, seed, drops_images=pixels is not None)
-    return surround(environment, name, seed, pixels, wrap, time_limit)
+    return surround(environment, name, seed, pixels, wrap, time_limit, action_repeat)
+
+
+def default_action_repeat(name: str, pixels: PixelConfig | None) -> int:
+    """Returns the environment steps for each action: 1 from state, PlaNet's from pixels.
+
+    From pixels these are 8 for cartpole, 4 for ball_in_cup, cheetah and reacher, 2 for all others.
+
+    Args:
+      name: name of the environment, whose domain decides.
+      pixels: see `make`.
+    """
+    if pixels is None:
+        return 1
+    return _ACTION_REPEATS_FROM_PIXELS.get(name.partition(":")[0], 2)
 
 
 def surround(
@@ -103,26 +124,34 @@ def surround(
     pixels: PixelConfig | None,
     wrap: Sequence[str],
     time_limit: int | None,
+    action_repeat: int | None,
 ) -> Environment | PixelEnvironment:
-    """Adds wrappers, a time limit and a frame renderer to an environment, as requested.
+    """Adds wrappers, a time limit, repeats and a frame renderer to an environment, as requested.
 
     Args:
       environment: an environment that drops images if `pixels` is given.
-      name: its name, see `PixelConfig.repeats`.
+      name: its name.
       seed: seed from which the wrappers' seeds are derived.
       pixels: see `make`.
       wrap: see `make`.
       time_limit: see `make`.
+      action_repeat: see `make`.
     """
+    repeats = default_action_repeat(name, pixels) if action_repeat is None else action_repeat
     if wrap or time_limit is not None:
         from environments import wrappers
 
         environment = wrappers.wrap(environment, wrap, time_limit, name, seed)
-    if pixels is None:
-        return environment
-    from environments.pixels.environment import PixelEnvironment
+    if pixels is not None:
+        from environments.pixels.environment import PixelEnvironment
 
-    return PixelEnvironment(environment, pixels, name)
+        return PixelEnvironment(environment, pixels, repeats)
+    if repeats == 1:
+        return environment
+    from environments import wrappers
+
+    repeated = wrappers.RepeatedActions(environment, repeats)
+    return wrappers.WrappedEnvironment(repeated, environment, name)
 
 
 def _make(name: str, seed: int, drops_images: bool) -> Environment:

@@ -1,4 +1,4 @@
-"""Puts wrappers around any environment: a user's own, and a time limit."""
+"""Puts wrappers around any environment: a user's own, a time limit, and repeated actions."""
 
 from __future__ import annotations
 
@@ -92,6 +92,64 @@ class WrappedEnvironment(flat.Environment):
             super().close()
         finally:
             self._inner.close()
+
+
+class RepeatedActions(dm_env.Environment):
+    """An environment in which each action is repeated, or until the episode ends.
+
+    Discounts are multiplied over these steps, and rewards are summed, each weighted by the
+    discounts of the steps before it, as in a return over single steps. Both are float32 scalars,
+    and None at the first step of an episode.
+    """
+
+    def __init__(self, environment: flat.Environment, times: int):
+        """Wraps an environment.
+
+        Args:
+          environment: the environment.
+          times: environment steps for each action.
+
+        Raises:
+          EnvironmentSpecError: if `times` is less than 1.
+        """
+        if times < 1:
+            raise EnvironmentSpecError(f"expected an action repeat of at least 1, got {times}")
+        self._environment, self._times = environment, times
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._environment.reset()
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        """Repeats an action; starts a new episode after the last step of one.
+
+        Args:
+          action: see `flat.Environment.step`.
+        """
+        reward, discount = 0.0, 1.0
+        for _ in range(self._times):
+            timestep = self._environment.step(action)
+            if timestep.step_type is dm_env.StepType.FIRST:
+                return timestep
+            reward += discount * float(timestep.reward)
+            discount *= float(timestep.discount)
+            if timestep.step_type is dm_env.StepType.LAST:
+                break
+        return timestep._replace(reward=np.float32(reward), discount=np.float32(discount))
+
+    def observation_spec(self) -> specs.Array:
+        return self._environment.observation_spec()
+
+    def action_spec(self) -> specs.BoundedArray:
+        return self._environment.action_spec()
+
+    def reward_spec(self) -> specs.Array:
+        """Returns the spec of a sum of one to `times` rewards."""
+        spec = self._environment.reward_spec()
+        if not isinstance(spec, specs.BoundedArray):
+            return spec
+        low, high = float(spec.minimum), float(spec.maximum)
+        most = self._times
+        return spec.replace(minimum=min(low, low * most), maximum=max(high, high * most))
 
 
 class _RandomnessOf:

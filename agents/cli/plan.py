@@ -111,6 +111,7 @@ def measured_settings(agent: str, chosen: AgentOptions) -> Mapping[str, Any]:
     task = chosen.task
     plain = {"AGENT": agent, "env": chosen.env, "agent": chosen.agent, "wrap": task.wrap}
     plain |= {"time_limit": task.time_limit, "frame": task.pixels}
+    plain |= {"action_repeat": task.action_repeat}
     return {name: value for name, value in flat(to_plain(plain)).items() if name not in _FREE}
 
 

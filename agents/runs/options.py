@@ -55,13 +55,16 @@ class AgentOptions:
     """Wrappers `package.module:function` around the environment, the innermost first."""
     time_limit: int | None = None
     """Environment steps after which an episode is truncated. Default: the environment's own."""
+    action_repeat: int | None = None
+    """Environment steps for which each action is repeated, while rewards are summed. Default: 1;
+    with `--pixels` 8 for cartpole, 4 for ball_in_cup, cheetah and reacher, 2 for all others."""
     env_timeout: float = 300.0
     """Seconds after which a step or reset of an environment that has not returned counts as stuck.
     Its node is restarted; with `--launch threads`, the run is saved and ends."""
     steps: int = 120_000
-    """Total number of environment steps (frames of the simulator) of all actors. With `--pixels`,
-    an action lasts `--frame.action-repeat` steps. With `--offline`, learner steps, in whole calls
-    of `--agent.steps-per-call`; so are all other steps in options, metrics and results."""
+    """Total number of environment steps (frames of the simulator) of all actors, `--action-repeat`
+    for each action. With `--offline`, learner steps, in whole calls of `--agent.steps-per-call`; so
+    are all other steps in options, metrics and results."""
     seed: int = 1
     """Seed of environments, noise, weights and evaluations."""
     actors: int = 1
@@ -130,7 +133,7 @@ class AgentOptions:
 
         for name in ("steps", "actors", "envs_per_actor", "keep_checkpoints"):
             check(getattr(self, name) >= 1, name, "at least 1")
-        for name in ("video_every", "time_limit"):
+        for name in ("video_every", "time_limit", "action_repeat"):
             value = getattr(self, name)
             check(value is None or value >= 1, name, "at least 1")
         for name in ("checkpoint_seconds", "env_timeout"):
@@ -163,7 +166,7 @@ class AgentOptions:
             for name, value in _DETERMINISTIC.items():
                 check(getattr(self, name) == value, name, f"{value} with --deterministic")
         if self.env_engine == "envpool":
-            for name in ("pixels", "wrap", "time_limit", "deterministic"):
+            for name in ("pixels", "wrap", "time_limit", "action_repeat", "deterministic"):
                 option = f"--{name.replace('_', '-')}"
                 check(not getattr(self, name), "env_engine", f"dm_control with {option}")
         is_named = bool(self.env or self.offline)
@@ -175,7 +178,7 @@ class AgentOptions:
             for name, value in _OFFLINE.items():
                 check(getattr(self, name) == value, name, f"{value} with --offline")
         if not self.env:
-            for name in ("env_options", "wrap", "time_limit", "video_every"):
+            for name in ("env_options", "wrap", "time_limit", "action_repeat", "video_every"):
                 check(not getattr(self, name), name, "--env with it")
         is_possible = self.prefill is None or not self.pixels
         check_option(is_possible, "prefill", "no --pixels with it", "--pixels")
@@ -195,7 +198,8 @@ class AgentOptions:
             from agents.datasets.minari_files import recorded_form
 
             recorded = recorded_form(self.offline)
-        return Task(self._task_name, None, self.wrap, self.time_limit, recorded)
+        surroundings = None, self.wrap, self.time_limit, self.action_repeat
+        return Task(self._task_name, *surroundings, recorded)
 
     @property
     def dataset(self) -> str | None:
@@ -217,6 +221,7 @@ class AgentOptions:
             "agent": agent,
             "wrap": [*self.wrap],
             "time_limit": self.time_limit,
+            "action_repeat": self.task.action_repeat,
             "deterministic": self.deterministic,
             "prefill": self.prefill,
             "online_fraction": self.online_fraction,
@@ -265,10 +270,10 @@ class PixelAgentOptions(AgentOptions):
         """The environment to learn."""
         from agents.task import Task
 
-        return Task(self._task_name, self.frame, self.wrap, self.time_limit)
+        surroundings = self.frame, self.wrap, self.time_limit, self.action_repeat
+        return Task(self._task_name, *surroundings)
 
     @property
     def identity(self) -> dict[str, Any]:
         """See `AgentOptions`."""
-        pixels = to_plain(self.frame) | {"action_repeat": self.task.action_repeat}
-        return super().identity | {"pixels": pixels}
+        return super().identity | {"pixels": to_plain(self.frame)}

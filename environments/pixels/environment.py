@@ -14,6 +14,7 @@ from environments.errors import EnvironmentSpecError
 from environments.pixels import rendering
 from environments.pixels.camera import RENDER_SETTINGS, Camera, is_physics
 from environments.pixels.config import PixelConfig
+from environments.wrappers import RepeatedActions
 
 _SECONDS_TO_MEASURE = 0.3
 
@@ -21,11 +22,8 @@ _SECONDS_TO_MEASURE = 0.3
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, channels].
 
-    Actions are those of `flat.Environment`. Each action is repeated
-    `action_repeat` times, or until the episode ends. Discounts are multiplied over these steps, and
-    rewards are summed, each weighted by the discounts of the steps before it, as in a return over
-    single steps. Both are float32 scalars, and None at the first step of an episode. Frames are not
-    stacked. Every step returns a new array.
+    Actions, rewards and discounts are those of `wrappers.RepeatedActions`. Frames are not stacked.
+    Every step returns a new array.
 
     Threads may step different environments at the same time, and one environment may be passed
     between threads.
@@ -34,20 +32,20 @@ class PixelEnvironment(dm_env.Environment):
       seconds_rendering: seconds spent on frames so far.
     """
 
-    def __init__(self, environment: flat.Environment, config: PixelConfig, name: str = ""):
+    def __init__(self, environment: flat.Environment, config: PixelConfig, action_repeat: int = 1):
         """Wraps an environment.
 
         Args:
           environment: a new environment.
           config: configuration of the frames.
-          name: name of the environment; see `PixelConfig.repeats`.
+          action_repeat: environment steps for each action, at least 1.
 
         Raises:
           EnvironmentSpecError: if the environment cannot be rendered as configured.
           RenderingUnavailableError: if OpenGL is unavailable on this machine.
         """
         self._environment = environment
-        self._action_repeat = config.repeats(name)
+        self._repeated = RepeatedActions(environment, action_repeat)
         self._view = config.height, config.width, config.camera
         self._camera: Camera | None = None
         self._render_mode = "own"
@@ -72,7 +70,6 @@ class PixelEnvironment(dm_env.Environment):
                     "which renders itself, got 'fast'; leave render at 'auto'"
                 )
         self._observation_spec = specs.BoundedArray(shape, np.uint8, 0, 255, name="pixels")
-        self._reward_spec = _repeated(environment.reward_spec(), self._action_repeat)
         self.seconds_rendering = 0.0
 
     @property
@@ -95,7 +92,7 @@ class PixelEnvironment(dm_env.Environment):
         self._environment.random_state = state
 
     def reset(self) -> dm_env.TimeStep:
-        return self._first(self._environment.reset())
+        return self._drawn(self._environment.reset())
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
         """Repeats an action; starts a new episode after the last step of one.
@@ -103,18 +100,7 @@ class PixelEnvironment(dm_env.Environment):
         Args:
           action: see `flat.Environment.step`.
         """
-        reward, discount = 0.0, 1.0
-        for _ in range(self._action_repeat):
-            timestep = self._environment.step(action)
-            if timestep.step_type is dm_env.StepType.FIRST:
-                return self._first(timestep)
-            reward += discount * float(timestep.reward)
-            discount *= float(timestep.discount)
-            if timestep.step_type is dm_env.StepType.LAST:
-                break
-        return dm_env.TimeStep(
-            timestep.step_type, np.float32(reward), np.float32(discount), self.frame()
-        )
+        return self._drawn(self._repeated.step(action))
 
     def frame(self) -> np.ndarray:
         """Renders the current state. Call `reset` first.
@@ -148,7 +134,7 @@ class PixelEnvironment(dm_env.Environment):
             count += 1
         return count / passed
 
-    def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+    def _drawn(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         return timestep._replace(observation=self.frame())
 
     def observation_spec(self) -> specs.BoundedArray:
@@ -158,7 +144,7 @@ class PixelEnvironment(dm_env.Environment):
         return self._environment.action_spec()
 
     def reward_spec(self) -> specs.Array:
-        return self._reward_spec
+        return self._repeated.reward_spec()
 
     def discount_spec(self) -> specs.BoundedArray:
         """Returns the spec of the discount, a float32 scalar in [0, 1]."""
@@ -174,11 +160,3 @@ class PixelEnvironment(dm_env.Environment):
         if self._camera is not None:
             self._camera.close()
         self._environment.close()
-
-
-def _repeated(spec: specs.Array, times: int) -> specs.Array:
-    """Returns the spec of a sum of one to `times` rewards."""
-    if not isinstance(spec, specs.BoundedArray):
-        return spec
-    low, high = float(spec.minimum), float(spec.maximum)
-    return spec.replace(minimum=min(low, low * times), maximum=max(high, high * times))

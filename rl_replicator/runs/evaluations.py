@@ -24,9 +24,9 @@ _Run = TypeVar("_Run")
 _LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
-# Options that are not in a run's identity, because a run may be continued with other values, but
-# that may make a difference.
-_OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
+# Options that may make a difference. All but the first are not in a run's identity, because a run
+# may be continued with other values.
+_OPTIONS = ("action_repeat", "replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
 _MOST_NAMED_SETTINGS = 2
 

@@ -380,6 +380,7 @@ def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
     identity, options = config["identity"], config.get("options", {})
     # The settings of a learner are not a group of its options.
     decided = {"agent": identity.get("agent"), "frame": identity.get("pixels")}
+    decided["action_repeat"] = identity.get("action_repeat")
     decided |= identity.get("config", {})
     return {
         name: value if decided.get(name) is None else decided[name]

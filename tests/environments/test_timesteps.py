@@ -224,8 +224,8 @@ def filming(seed: int) -> Filming:
 )
 def test_an_image_is_left_out_where_frames_are_observed(name, size, around):
     """Also with wrappers, which get the remaining observations."""
-    pixels = environments.PixelConfig(8, 8, action_repeat=2)
-    environment = environments.make(f"{__name__}:{name}", 0, pixels, **around)
+    pixels = environments.PixelConfig(8, 8)
+    environment = environments.make(f"{__name__}:{name}", 0, pixels, action_repeat=2, **around)
     environment.reset()
     timestep = environment.step(np.zeros(1, np.float32))
     np.testing.assert_array_equal(timestep.observation, np.full((8, 8, 3), 2, np.uint8))

@@ -187,7 +187,7 @@ def test_it_plans_what_the_run_would_do():
         assert (found.replicas, found.learner_processes) == (replicas, 8)
         in_run = Replicas.parse(run.replicas, run.launch, run.learner_gpus or 0)
         assert in_run.num_replicas == replicas
-    pixels = ("--env", "cartpole:balance", "--pixels", "--frame.action-repeat", "8")
+    pixels = ("--env", "cartpole:balance", "--pixels", "--action-repeat", "8")
     run = parsed(*pixels, "--evaluation.max-episode-steps", "100")
     assert deploy(run, Hardware()).episode_actions == 13
     with pytest.raises(ConfigError, match="is an agents.config.OffPolicyConfig, got D4PG: a plan"):

@@ -295,7 +295,7 @@ def test_the_action_repeats_of_tasks_make_no_configs(tmp_path):
         ("cartpole:swingup", None, {"discount": 0.99}),
         ("cheetah:run", None, {"discount": 0.99}),
     ):
-        plain = {"env": env, "pixels": True, "frame": {"action_repeat": repeat}, "agent": agent}
+        plain = {"env": env, "pixels": True, "action_repeat": repeat, "agent": agent}
         options = trainables.load("d4pg").options_from(plain)
         found = resolved(options.agent, {}, options.task.action_repeat)
         identity = dataclasses.replace(options, agent=found).identity

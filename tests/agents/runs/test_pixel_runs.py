@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
-FRAME = PixelConfig(height=24, width=24, action_repeat=1)
+FRAME = PixelConfig(height=24, width=24)
 SMALL = PixelD4PGConfig(
     policy_layers=(64,),
     critic_layers=(64,),
@@ -51,6 +51,7 @@ def options(run_dir, **changes):
     settings = {
         "env": TARGET,
         "frame": FRAME,
+        "action_repeat": 1,
         "agent": SMALL,
         "steps": 1600,
         "run_dir": run_dir,
@@ -91,14 +92,15 @@ def test_it_goes_on(finished, capsys):
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
     with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 48"):
-        d4pg.command.train(options(finished, frame=PixelConfig(48, 24, action_repeat=1)))
+        d4pg.command.train(options(finished, frame=PixelConfig(48, 24)))
 
 
 def test_steps_are_those_of_the_simulator(tmp_path):
-    frame = dataclasses.replace(FRAME, action_repeat=4)
     replay = dataclasses.replace(SMALL.replay, min_size=100)
     agent = dataclasses.replace(SMALL, replay=replay)
-    assert d4pg.command.train(options(tmp_path / "run", steps=800, frame=frame, agent=agent)) == 0
+    assert (
+        d4pg.command.train(options(tmp_path / "run", steps=800, action_repeat=4, agent=agent)) == 0
+    )
     actor = read_metrics(tmp_path / "run", "actor")
     # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
     assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
@@ -127,7 +129,8 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
     monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
     agent = dataclasses.replace(SMALL, discount="auto", precision="auto")
-    asked = options(first.path, env="cartpole:balance", frame=PixelConfig(24, 24), agent=agent)
+    changes = {"frame": PixelConfig(24, 24), "agent": agent, "action_repeat": None}
+    asked = options(first.path, env="cartpole:balance", **changes)
     assert d4pg.command.train(asked) == 0
     before = first.config()
     decided = {"precision": before["identity"]["agent"]["precision"], "discount": 0.97}

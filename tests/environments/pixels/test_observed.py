@@ -9,7 +9,7 @@ import environments
 from agents.nodes.evaluator import frame_strip
 from environments import PixelConfig, PixelEnvironment
 
-OBSERVED = PixelConfig(render="observed", action_repeat=2)
+OBSERVED = PixelConfig(render="observed")
 
 
 class Seen(gymnasium.Env):
@@ -51,7 +51,7 @@ def make(seed):
 
 @pytest.mark.parametrize("wrap", [(), (f"{__name__}:unchanged",)])
 def test_a_frame_is_the_newest_image(wrap):
-    environment = environments.make(f"{__name__}:make", 0, OBSERVED, wrap)
+    environment = environments.make(f"{__name__}:make", 0, OBSERVED, wrap, action_repeat=2)
     assert environment.observation_spec().shape == (9, 12, 1)
     frames = [environment.reset().observation]
     for _ in range(4):
@@ -67,7 +67,7 @@ def test_other_observations_are_refused():
     box = spaces.Box(0, 1, (3,))
     with pytest.raises(environments.EnvironmentSpecError, match="expected one image, .*got none; "):
         PixelEnvironment(adapted(Seen(box)), OBSERVED)
-    small = PixelEnvironment(adapted(Seen(spaces.Box(0, 255, (9, 13, 3), np.uint8))), OBSERVED)
+    small = PixelEnvironment(adapted(Seen(spaces.Box(0, 255, (9, 13, 3), np.uint8))), OBSERVED, 2)
     with pytest.raises(
         environments.EnvironmentDataError, match=r"image at step 0 .*\(9, 13, 3\), "
     ):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import environments
+from agents.task import Task
 from environments.errors import RenderingUnavailableError
 from environments.pixels import gl_context, rendering
 from tests.environments import gymnasium_fake
@@ -28,11 +29,11 @@ def _renderer():
         pytest.skip(str(error))
 
 
-def _make_gymnasium(config):
+def _make_gymnasium(config, action_repeat=1):
     from environments.pixels import environment
 
     flat = environments.adapt(gymnasium_fake.make(0), seed=1)
-    return environment.PixelEnvironment(flat, config)
+    return environment.PixelEnvironment(flat, config, action_repeat)
 
 
 def test_what_cannot_be_drawn_is_one_line():
@@ -41,8 +42,6 @@ def test_what_cannot_be_drawn_is_one_line():
         (lambda: Pixels(height=7), r"^height of frames: expected an integer from 8 to 1024, got 7"),
         (lambda: Pixels(width=2000), "^width of frames: expected an integer from 8 to 1024, got 2"),
         (lambda: Pixels(height=64.0), r"got 64.0 \(float\)$"),
-        (lambda: Pixels(action_repeat=True), r"got True \(bool\)$"),
-        (lambda: Pixels(action_repeat=0), "expected an integer of at least 1, got 0"),
         (lambda: Pixels(camera=-2), "a camera's name or an index of at least -1, got -2"),
         (lambda: Pixels(camera=""), "a camera's name or an index of at least -1, got ''"),
         (lambda: Pixels(render="slow"), "expected one of auto, fast, exact, observed, got 'slow'"),
@@ -175,10 +174,12 @@ def test_videos_stay_exact_and_the_model_as_it_was():
 
 
 def test_repeated_actions_against_a_hand_run():
-    drawn = environments.make("environments.fakes:target", 5, Pixels(16, 100, action_repeat=3))
+    drawn = environments.make("environments.fakes:target", 5, Pixels(16, 100), action_repeat=3)
     state = environments.make("environments.fakes:target", 5)
+    repeated = environments.make("environments.fakes:target", 5, action_repeat=3)
     drawn.reset()
     state.reset()
+    repeated.reset()
     random = np.random.RandomState(0)
     for step in range(7):  # 20 steps of the environment: six times three, then two.
         action = random.uniform(-1, 1, 1).astype(np.float32)
@@ -187,18 +188,23 @@ def test_repeated_actions_against_a_hand_run():
         assert timestep.reward == pytest.approx(sum(part.reward for part in by_hand), rel=1e-6)
         assert timestep.reward.dtype == timestep.discount.dtype == np.float32
         assert timestep.step_type == by_hand[-1].step_type
+        of_state = repeated.step(action)
+        assert of_state[:3] == timestep[:3]
+        np.testing.assert_array_equal(of_state.observation, by_hand[-1].observation)
         share = (timestep.observation[0, :, 0] == 255).mean()
         assert share == pytest.approx((by_hand[-1].observation[0] + 1) / 2, abs=0.01)
     assert timestep.last() and timestep.discount == 1
     after = drawn.step(action)
     assert after.first() and after.reward is None and after.discount is None
-    assert drawn.reward_spec().minimum == 0 and drawn.reward_spec().maximum == 3
+    for made in (drawn, repeated):
+        assert made.reward_spec().minimum == 0 and made.reward_spec().maximum == 3
 
 
 def test_actions_repeat_as_is_usual_for_the_domain_unless_told():
     names = ("cartpole:balance", "reacher:easy", "walker:walk", "environments.fakes:target")
-    assert [Pixels().repeats(name) for name in names] == [8, 4, 2, 2]
-    assert Pixels(action_repeat=3).repeats("cartpole:balance") == 3
+    assert [Task(name, Pixels()).action_repeat for name in names] == [8, 4, 2, 2]
+    assert [Task(name).action_repeat for name in names] == [1, 1, 1, 1]
+    assert Task("cartpole:balance", Pixels(), repeats=3).action_repeat == 3
     frames = 0
     drawn = environments.make("cartpole:balance", 5, Pixels(8, 8))
     timestep = drawn.reset()
@@ -209,7 +215,7 @@ def test_actions_repeat_as_is_usual_for_the_domain_unless_told():
 
 
 def test_a_termination_in_the_midst_of_a_repeat():
-    environment = _make_gymnasium(Pixels(8, 8, action_repeat=2))
+    environment = _make_gymnasium(Pixels(8, 8), 2)
     environment.reset()
     steps = [environment.step(np.zeros(2, np.float32)) for _ in range(4)]
     assert [step.reward for step in steps] == [3, 3, 3, 1.5]
@@ -220,7 +226,9 @@ def test_a_termination_in_the_midst_of_a_repeat():
 def test_discounts_within_a_repeat_weight_the_rewards_after_them():
     values = []
     for repeat in (1, 2, 4):
-        drawn = environments.make("tests.environments.faulty:halving", 5, Pixels(8, 8, 0, repeat))
+        drawn = environments.make(
+            "tests.environments.faulty:halving", 5, Pixels(8, 8), action_repeat=repeat
+        )
         timestep, value, weight = drawn.reset(), 0.0, 1.0
         while not timestep.last():
             timestep = drawn.step(np.zeros(1, np.float32))
