@@ -23,9 +23,10 @@ from agents.networks.encoders import (
     smallest_frame,
     stacked,
 )
-from agents.replay.config import ReplayConfig
+from agents.replay.config import ReplayConfig, SequenceConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, estimate
+from agents.replay.sequences import FrameSequenceLayout, SequenceLayout
 from agents.replay.transitions import TransitionLayout
 from environments.flat import mask_size
 from rl_replicator.errors import check_option
@@ -60,29 +61,32 @@ class StateObservations:
         """Returns the spec of [N] float32."""
         return tf.TensorSpec(self._environment_spec.observations.shape, tf.float32)
 
-    def make_layout(self, extras_spec: Any) -> TransitionLayout:
-        """Returns a layout with one row for each transition."""
+    def make_layout(
+        self, extras_spec: Any, sequences: SequenceConfig | None = None
+    ) -> TransitionLayout:
+        """Returns a layout of rows; see `PixelObservations.make_layout`."""
+        if sequences is not None:
+            return SequenceLayout(self._environment_spec, sequences, extras_spec)
         return TransitionLayout(self._environment_spec, extras_spec, self._replay.item_length)
 
     def estimate_memory(
         self,
         make_environment: Callable[[], dm_env.Environment],
-        extras_spec: Any,
+        layout: Any,
         inserts: int,
     ) -> MemoryEstimate:
         """Returns the size of the rows; see `PixelObservations.estimate_memory`."""
         del make_environment
-        width = self.make_layout(extras_spec).width
         transitions = min(inserts, self._replay.max_size)
-        return MemoryEstimate(transitions, 4.0 * width, "before compression")
+        return MemoryEstimate(transitions, 4.0 * layout.width, "before compression")
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes an encoder that returns its input without a mask, normalised or unchanged."""
         return self._make_encoder(name)
 
     def mask(self, observations: tf.Tensor) -> tf.Tensor | None:
-        """Returns which actions are legal, [B, A] float32, 0 where one is not; None if all are."""
-        return observations[:, -self._mask_size :] if self._mask_size else None
+        """Returns which actions are legal, [..., A] float32, 0 where one is not; None: all are."""
+        return observations[..., -self._mask_size :] if self._mask_size else None
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns `observations`."""
@@ -131,13 +135,22 @@ class PixelObservations:
         """Returns the spec of [H, W, S * C] uint8."""
         return tf.TensorSpec(self.make_layout(()).observation_shape, tf.uint8)
 
-    def make_layout(self, extras_spec: Any) -> FrameLayout:
+    def make_layout(self, extras_spec: Any, sequences: SequenceConfig | None = None) -> FrameLayout:
         """Returns a layout that stores each frame once.
 
         Args:
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          sequences: the windows of an agent that learns from sequences; None for transitions.
         """
         settings = self._settings
+        if sequences is not None:
+            return FrameSequenceLayout(
+                self._environment_spec,
+                sequences,
+                settings.frame_stack,
+                settings.replay.chunk_length,
+                extras_spec,
+            )
         return FrameLayout(
             self._environment_spec,
             settings.frame_stack,
@@ -150,17 +163,16 @@ class PixelObservations:
     def estimate_memory(
         self,
         make_environment: Callable[[], dm_env.Environment],
-        extras_spec: Any,
+        layout: Any,
         inserts: int,
     ) -> MemoryEstimate:
         """Estimates the memory of the replay table.
 
         Args:
           make_environment: makes an environment of the same kind, which is played for its frames.
-          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          layout: the layout of the table.
           inserts: the largest number of transitions that the run inserts.
         """
-        layout = self.make_layout(extras_spec)
         with make_environment() as environment:
             return estimate(environment, inserts, self._settings.replay.max_size, layout)
 

@@ -37,6 +37,7 @@ from agents.networks.torsos import CriticTorso, find_torso, to_unit_length
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder, ReturnAdder
+from agents.replay.config import ReplayConfig, SequenceConfig
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
@@ -99,6 +100,21 @@ class OffPolicyAgent(abc.ABC):
     def adder_type(self) -> type[NStepTransitionAdder]:
         """The adder that stores them."""
         return ReturnAdder if self.follows_returns else NStepTransitionAdder
+
+    @property
+    def sequences(self) -> SequenceConfig | None:
+        """The windows that the learner's batches consist of, as `agents.replay.sequences.Sequence`.
+
+        None, as by default, if it learns from n-step transitions. From sequences, `n_step_return`
+        computes them.
+        """
+        return None
+
+    @property
+    def replay(self) -> ReplayConfig:
+        """The settings of the table; of sequences, it counts windows."""
+        replay = self.config.replay
+        return replay if self.sequences is None else replay.of_windows(self.sequences.period)
 
     @property
     def discount(self) -> float:
@@ -362,14 +378,14 @@ class OffPolicyAgent(abc.ABC):
         self, make_environment: Callable[[], dm_env.Environment], inserts: int
     ) -> MemoryEstimate:
         """See `agents.agent.Agent`."""
-        return self.observations.estimate_memory(make_environment, self.extras_spec, inserts)
+        return self.observations.estimate_memory(make_environment, self.layout, inserts)
 
     def make_tables(
         self, num_replicas: int, num_shards: int = 1, online_fraction: float = 1.0
     ) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions, or two."""
-        demand, replay = self._demand(num_replicas), self.config.replay
-        return make_tables(replay, demand, self.layout, num_shards, online_fraction)
+        demand = self._demand(num_replicas)
+        return make_tables(self.replay, demand, self.layout, num_shards, online_fraction)
 
     def make_adder(
         self,
@@ -381,7 +397,7 @@ class OffPolicyAgent(abc.ABC):
         return self.adder_type(
             client,
             self.layout,
-            n_step=self.config.n_step,
+            n_step=self.config.n_step if self.sequences is None else 1,
             discount=self.discount,
             initial_priority=self.initial_priority,
             max_in_flight=self.config.replay.max_in_flight_items,
@@ -446,6 +462,8 @@ class OffPolicyAgent(abc.ABC):
         config = self.config
         # The learner starts when the table has `min_size` rows, and takes no extra steps for these.
         inserts = max(0, total_agent_steps - config.replay.min_size)
+        if self.sequences is not None:
+            inserts //= self.sequences.period
         samples = inserts * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
@@ -471,7 +489,7 @@ class OffPolicyAgent(abc.ABC):
     @functools.cached_property
     def layout(self) -> Layout:
         """How transitions are laid out in the table."""
-        return self.observations.make_layout(self.extras_spec)
+        return self.observations.make_layout(self.extras_spec, self.sequences)
 
     @property
     def _layers_dtype(self) -> tf.DType:

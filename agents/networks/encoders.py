@@ -89,7 +89,7 @@ class IdentityEncoder(snt.Module):
 
 
 def _features(observation: tf.Tensor, size: int | None) -> tf.Tensor:
-    return observation if size is None else observation[:, :size]
+    return observation if size is None else observation[..., :size]
 
 
 class ConvEncoder(snt.Module):
@@ -258,8 +258,9 @@ class RunningNormalization(snt.Module):
         """Adds a batch to the moments. All replicas call it, with batches of equal size.
 
         Args:
-          observation: [B, N] float32 of a replica's batch.
+          observation: [B, N] float32 of a replica's batch, or [B, L, N] of sequences.
         """
+        observation = tf.reshape(observation, [-1, observation.shape[-1]])
         observation = _features(observation, self._size)
         observation = tf.clip_by_value(observation, -_MAX_IN_MOMENTS, _MAX_IN_MOMENTS)
         mean = collectives.all_mean(tf.reduce_mean(observation, axis=0))  # [N]

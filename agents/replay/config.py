@@ -12,6 +12,28 @@ _MAX_TRANSITIONS_PER_ITEM = 64
 
 
 @dataclasses.dataclass(frozen=True)
+class SequenceConfig:
+    """The items of a replay of sequences: windows of consecutive steps of an episode.
+
+    `agents.replay.sequences` says how episodes end in them.
+    """
+
+    length: int
+    """L: steps in a window, with the prefix and the step of the last observation to bootstrap
+    from."""
+    period: int = 1
+    """P: every P-th step of an episode is the first one after the prefix of a window."""
+    prefix: int = 0
+    """F: steps in front of it, for the burn-in of a recurrent network. In front of an episode, they
+    are not valid."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if steps would be in no window, or only in its prefix."""
+        if not (self.period >= 1 and self.prefix >= 0 and self.length > self.prefix + self.period):
+            raise ValueError(f"expected length > prefix + period, got {self}")
+
+
+@dataclasses.dataclass(frozen=True)
 class ReplayConfig:
     """A replay table, sampled uniformly or by priority (Schaul et al. 2016, arXiv:1511.05952)."""
 
@@ -48,6 +70,19 @@ class ReplayConfig:
     def item_length(self) -> int:
         """Transitions in an item of the table."""
         return 1 if self.priority_exponent > 0 else self.transitions_per_item
+
+    def of_windows(self, period: int) -> Self:
+        """Returns the settings of a table of windows, of which one starts at every P-th transition.
+
+        Args:
+          period: P.
+        """
+        return dataclasses.replace(
+            self,
+            max_size=-(-self.max_size // period),
+            min_size=-(-self.min_size // period),
+            transitions_per_item=1,
+        )
 
     def of_shard(self, num_shards: int) -> Self:
         """Returns the settings of one of several tables that share the transitions evenly.

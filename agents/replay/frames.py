@@ -90,7 +90,7 @@ class FrameLayout:
         height, width, channels = self.frame_shape
         return height, width, channels * self.stack
 
-    def open(self, client: reverb.Client, table: str = TABLE) -> "FrameWriter":
+    def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
         return FrameWriter(self, client, table)
 

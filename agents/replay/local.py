@@ -108,7 +108,7 @@ class LocalReplay:
         self._samples_per_insert = info.rate_limiter_info.samples_per_insert
         self._random = np.random.default_rng([seed, _STREAM])
         self._tree = PriorityTree(self._max_size)
-        self._rows = np.empty((self._max_size, 0), np.float32)
+        self._rows = np.empty(0, np.float32)
         self._num_inserted = 0
         self._num_sampled = 0
         self._is_muted = False
@@ -120,15 +120,14 @@ class LocalReplay:
 
     def trajectory_writer(self, num_keep_alive_refs: int) -> "_Writer":
         """Opens a writer of rows, with the methods of `reverb.TrajectoryWriter` that rows need."""
-        del num_keep_alive_refs
-        return _Writer(self)
+        return _Writer(self, num_keep_alive_refs)
 
     def insert(self, row: np.ndarray, priority: float) -> None:
-        """Inserts a row [width] float32, in place of the oldest one if the table is full."""
+        """Inserts a row [width] float32, or a window of rows [L, width], in place of the oldest."""
         if self._is_muted:
             return
-        if not self._rows.shape[1]:
-            self._rows = np.empty((self._max_size, len(row)), np.float32)
+        if not self._num_inserted:
+            self._rows = np.empty((self._max_size, *np.shape(row)), np.float32)
         slot = self._num_inserted % self._max_size
         self._rows[slot] = row
         self._tree.set(np.array([slot]), self._weights(np.array([priority])))
@@ -233,7 +232,7 @@ class LocalReplay:
     def restore(self, folder: Path) -> None:
         """Reads what `save` wrote."""
         rows = np.load(folder / _ROWS)
-        self._rows = np.empty((self._max_size, rows.shape[1]), np.float32)
+        self._rows = np.empty((self._max_size, *rows.shape[1:]), np.float32)
         self._rows[: len(rows)] = rows
         if len(rows):
             self._tree.set(np.arange(len(rows)), np.load(folder / _WEIGHTS))
@@ -260,21 +259,21 @@ class LocalReplay:
 
 
 class _Writer:
-    """Writes each row immediately."""
+    """Writes each item immediately."""
 
-    def __init__(self, replay: LocalReplay):
-        self._replay = replay
+    def __init__(self, replay: LocalReplay, num_kept: int):
+        self._replay, self._num_kept = replay, num_kept
         self.history: list[np.ndarray] = []
 
     def configure(self, path: tuple, num_keep_alive_refs: int, max_chunk_length: int) -> None:
         """Does nothing: there are no chunks."""
 
     def append(self, row: np.ndarray) -> None:
-        self.history = [row]
+        self.history = [*self.history, row][-self._num_kept :]
 
-    def create_item(self, table: str, priority: float, trajectory: np.ndarray) -> None:
+    def create_item(self, table: str, priority: float, trajectory: Any) -> None:
         del table
-        self._replay.insert(trajectory, priority)
+        self._replay.insert(np.asarray(trajectory), priority)
 
     def flush(self, block_until_num_items: int, timeout_ms: int) -> None:
         """Does nothing: every row is in the table already."""

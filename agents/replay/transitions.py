@@ -13,11 +13,13 @@ from acme import specs, types
 TABLE = "replay"
 # The table of recorded transitions, in a run that mixes them with its own.
 RECORDED = "recorded"
+# The name of the rows in the signature of a table of sequences.
+SEQUENCE = "sequence"
 
 # Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
 # costs several times as much as its row, and a separate chunk takes 840 bytes; but a sampled row is
 # decompressed with its whole chunk.
-_ROWS_PER_CHUNK = 8
+ROWS_PER_CHUNK = 8
 _REMEDIES = {
     "environment": "make its spec and its steps agree",
     "agent": "correct what its exploration returns",
@@ -115,7 +117,7 @@ class Layout(Protocol):
         """
         ...
 
-    def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
+    def unpack(self, data: Any, places: tf.Tensor | None = None) -> Any:
         """Unpacks a batch of transitions, one from each of B items.
 
         Args:
@@ -124,7 +126,7 @@ class Layout(Protocol):
 
         Returns:
           A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
-          its action.
+          its action. A layout of sequences returns an `agents.replay.sequences.Sequence`.
         """
         ...
 
@@ -147,7 +149,7 @@ class RowWriter(EpisodeWriter):
         self._table = table
         # An item of several rows is one chunk, so that nothing is decompressed unnecessarily.
         length = layout.transitions_per_item
-        rows = length if length > 1 else _ROWS_PER_CHUNK
+        rows = length if length > 1 else ROWS_PER_CHUNK
         super().__init__(client.trajectory_writer(num_keep_alive_refs=rows), length)
         self._columns.configure((), num_keep_alive_refs=rows, max_chunk_length=rows)
         self._pending: list[np.ndarray] = []  # The rows of an item that is not complete.
@@ -261,8 +263,8 @@ class ActionColumns:
         check_array("action", action, self._shape, self._dtype, "agent")
 
     def unpack(self, columns: tf.Tensor) -> tf.Tensor:
-        """Unpacks a batch: [B, size] float32 -> [B, A] float32 or [B] int32."""
-        return tf.cast(columns[:, 0], tf.int32) if self._is_discrete else columns
+        """Unpacks a batch: [..., size] float32 -> [..., A] float32 or [...] int32."""
+        return tf.cast(columns[..., 0], tf.int32) if self._is_discrete else columns
 
 
 class TransitionLayout:
@@ -301,7 +303,7 @@ class TransitionLayout:
         shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
         self.signature = tf.TensorSpec(shape, tf.float32, "transition")
 
-    def open(self, client: reverb.Client, table: str = TABLE) -> RowWriter:
+    def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
         return RowWriter(self, client, table)
 
@@ -368,11 +370,13 @@ def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type, g
 def transitions_per_item(signature: Any) -> int:
     """Returns how many transitions an item of a table holds: n, if it has a matrix of n rows.
 
+    A sequence counts as one transition.
+
     Args:
       signature: the signature of the table, as `Layout.signature`.
     """
     rows = signature if isinstance(signature, tf.TensorSpec) else signature["row"]
-    return rows.shape[0] if rows.shape.rank == 2 else 1
+    return rows.shape[0] if rows.shape.rank == 2 and rows.name != SEQUENCE else 1
 
 
 class Sample(NamedTuple):
@@ -382,10 +386,11 @@ class Sample(NamedTuple):
       keys: [B] uint64 keys of the items, for writing priorities back.
       probabilities: [B] float64 P(i) of the transitions at the moment of sampling.
       table_size: [B] int64 transitions in the table at that moment.
-      transition: `acme.types.Transition` of [B, ...] tensors, float32 except for frames.
+      transition: `acme.types.Transition` of [B, ...] tensors, float32 except for frames; or an
+        `agents.replay.sequences.Sequence`, if the layout has sequences.
     """
 
     keys: tf.Tensor
     probabilities: tf.Tensor
     table_size: tf.Tensor
-    transition: types.Transition
+    transition: Any
