@@ -12,7 +12,7 @@ from acme import core, specs
 from acme.adders import base as adders
 
 import rl_replicator as rr
-from agents.replay.local import LocalReplay
+from agents.replay.local import LocalTable
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.transitions import TABLE
 
@@ -43,6 +43,14 @@ class StepAdder(Protocol):
 
     def add(self, action: Any, next_timestep: dm_env.TimeStep, extras: Any = ()) -> None:
         """Adds an action, the resulting time step, and the action's extras."""
+        ...
+
+    def pending(self) -> list[Any]:
+        """Returns the steps that the table lacks, for the checkpoint of a deterministic run."""
+        ...
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """Puts these steps back, after those of the current episode were added once more."""
         ...
 
     def finish(self, timeout: float) -> bool:
@@ -245,7 +253,7 @@ class Agent(Protocol):
         ...
 
     def make_local_learner(
-        self, replicator: rr.Replicator, replay: LocalReplay, total_agent_steps: int
+        self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
     ) -> AgentLearner:
         """Makes the learner of a deterministic run.
 

@@ -36,8 +36,8 @@ _DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 class Settings:
     """Base of all groups of settings, so that each can check its own fields in `__post_init__`.
 
-    It has no fields, and no group inherits from another: a field that is inherited twice would take
-    the default of the wrong class.
+    It has no fields. A class inherits from each group once: a field that is inherited twice would
+    take the default of the wrong class.
     """
 
     def __post_init__(self) -> None:
@@ -66,8 +66,8 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class OffPolicyConfig(Settings):
-    """Settings of every agent that trains a critic on a replay table."""
+class LearnerConfig(Settings):
+    """Settings of every agent that trains a policy and a critic."""
 
     normalize_observations: bool = False
     """Scale every dimension of the state to mean 0 and variance 1, over all batches so far."""
@@ -79,15 +79,8 @@ class OffPolicyConfig(Settings):
     """Units of the critic's hidden layers."""
     discount: float | Literal["auto"] = 0.99
     """gamma, the discount per action. `auto` only with `--pixels`."""
-    n_step: int = 1
-    """Number of rewards in a return before it bootstraps."""
     global_batch_size: int = 256
     """Transitions in one learner step, over all replicas."""
-    critic_learning_rate: float = 3e-4
-    """Adam's step size for the critic."""
-    weight_decay: float = 0.0
-    """Share of the weights of policy and critic, times the step size, by which each step shrinks
-    them (AdamW). 0: Adam."""
     policy_average: int = 1
     """Number of last learner steps, more than 10, over which the weights of the evaluated policy
     are averaged; early in training, a tenth of the steps so far. 1: the newest weights are
@@ -97,13 +90,11 @@ class OffPolicyConfig(Settings):
     pays off on processors with bfloat16 units (docs/speed.md)."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
-    replay: ReplayConfig = ReplayConfig()
-    """The replay table."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_layers("critic_layers")
-        self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
+        self.check_at_least(1, "global_batch_size", "steps_per_call")
         self.check(
             self.policy_average == 1 or self.policy_average > AVERAGING_PERIOD,
             "policy_average",
@@ -113,14 +104,33 @@ class OffPolicyConfig(Settings):
         # Statistics of batch norm do not fit an average of weights.
         is_good = self.torso != "xqc" or self.policy_average == 1
         self.check(is_good, "policy_average", "1 with the torso xqc")
-        self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
-        self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
-        self.check_rate("critic_learning_rate")
         if isinstance(self.discount, str):
-            is_good = self.discount == AUTO and isinstance(self, PixelSettings)
+            is_good = self.discount == AUTO and isinstance(self, EncoderSettings)
         else:
             is_good = 0 <= self.discount < 1
         self.check(is_good, "discount", "a number in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class OffPolicyConfig(LearnerConfig):
+    """Settings of every agent that trains on n-step transitions in a replay table."""
+
+    n_step: int = 1
+    """Number of rewards in a return before it bootstraps."""
+    critic_learning_rate: float = 3e-4
+    """Adam's step size for the critic."""
+    weight_decay: float = 0.0
+    """Share of the weights of policy and critic, times the step size, by which each step shrinks
+    them (AdamW). 0: Adam."""
+    replay: ReplayConfig = ReplayConfig()
+    """The replay table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "n_step")
+        self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
+        self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
+        self.check_rate("critic_learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +225,8 @@ class NoiseSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class PixelSettings(Settings):
-    """The additional settings of an agent that learns from pixels."""
+class EncoderSettings(Settings):
+    """The additional settings of an agent that learns from pixels, except those of a replay."""
 
     discount: float | Literal["auto"] = "auto"
     """gamma per agent step, which is several steps of the simulator. "auto" is 0.97 for eight
@@ -238,8 +248,6 @@ class PixelSettings(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of the convolutions; "auto" is bfloat16 if this machine computes it fast. A run keeps
     its initial dtype."""
-    replay: FrameReplayConfig = FrameReplayConfig()
-    """The replay table."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,6 +255,14 @@ class PixelSettings(Settings):
         self.check(self.torso == "mlp", "torso", "mlp from pixels")
         self.check_at_least(1, "frame_stack", "feature_size")
         self.check_at_least(0, "max_shift")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelSettings(EncoderSettings):
+    """The additional settings of an agent that learns from pixels in a replay table."""
+
+    replay: FrameReplayConfig = FrameReplayConfig()
+    """The replay table."""
 
 
 def resolved(config: Any, stored: Mapping[str, Any], action_repeat: int) -> Any:

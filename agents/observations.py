@@ -13,7 +13,7 @@ import tensorflow as tf
 from acme import specs
 
 from agents.acting.acting_policy import FrameStack, LatestObservation
-from agents.config import OffPolicyConfig, PixelSettings
+from agents.config import EncoderSettings, LearnerConfig
 from agents.networks.encoders import (
     IdentityEncoder,
     RunningNormalization,
@@ -23,8 +23,8 @@ from agents.networks.encoders import (
     smallest_frame,
     stacked,
 )
-from agents.replay.config import ReplayConfig, SequenceConfig
-from agents.replay.frames import FrameLayout
+from agents.replay.config import SequenceConfig
+from agents.replay.frames import FrameLayout, frame_shape
 from agents.replay.memory_estimate import MemoryEstimate, estimate
 from agents.replay.sequences import FrameSequenceLayout, SequenceLayout
 from agents.replay.transitions import TransitionLayout
@@ -40,19 +40,19 @@ class StateObservations:
 
     def __init__(
         self,
-        replay: ReplayConfig,
+        config: Any,
         environment_spec: specs.EnvironmentSpec,
         make_encoder: Callable[[str], snt.Module],
     ):
         """Stores the settings and the specs.
 
         Args:
-          replay: settings of the table.
+          config: the config of the agent; layouts need an `OffPolicyConfig`.
           environment_spec: the spec of an environment with flat observations.
           make_encoder: name -> unbuilt module from observations to features [B, N] float32, without
             the mask at the end of an observation.
         """
-        self._replay = replay
+        self._config = config
         self._environment_spec = environment_spec
         self._make_encoder = make_encoder
         self._mask_size = mask_size(environment_spec.observations)
@@ -67,7 +67,9 @@ class StateObservations:
         """Returns a layout of rows; see `PixelObservations.make_layout`."""
         if sequences is not None:
             return SequenceLayout(self._environment_spec, sequences, extras_spec)
-        return TransitionLayout(self._environment_spec, extras_spec, self._replay.item_length)
+        return TransitionLayout(
+            self._environment_spec, extras_spec, self._config.replay.item_length
+        )
 
     def estimate_memory(
         self,
@@ -77,7 +79,7 @@ class StateObservations:
     ) -> MemoryEstimate:
         """Returns the size of the rows; see `PixelObservations.estimate_memory`."""
         del make_environment
-        transitions = min(inserts, self._replay.max_size)
+        transitions = min(inserts, self._config.replay.max_size)
         return MemoryEstimate(transitions, 4.0 * layout.width, "before compression")
 
     def make_encoder(self, name: str) -> snt.Module:
@@ -105,24 +107,22 @@ class PixelObservations:
     `augment` converts to [B, H, W, S * C] in the dtype of the convolutions.
     """
 
-    def __init__(
-        self, settings: PixelSettings, n_step: int, environment_spec: specs.EnvironmentSpec
-    ):
+    def __init__(self, settings: Any, environment_spec: specs.EnvironmentSpec):
         """Stores the settings and checks that the frames fit the encoder.
 
         Args:
-          settings: the settings of the encoder and the frames.
-          n_step: steps in a full transition.
+          settings: the config of the agent, with `EncoderSettings`; layouts need an
+            `OffPolicyConfig` with `PixelSettings`.
           environment_spec: the spec of an environment with one frame as observation.
 
         Raises:
           ConfigError: if the frames are too small for the encoder, or there is no such encoder.
         """
         self._settings = settings
-        self._n_step = n_step
+        self._frame_shape = frame_shape(environment_spec.observations)
         self._environment_spec = environment_spec
         find_encoder(settings.encoder)
-        size, least = min(self.make_layout(()).frame_shape[:2]), smallest_frame(settings.encoder)
+        size, least = min(self._frame_shape[:2]), smallest_frame(settings.encoder)
         expected = f"at least {least} pixels for the encoder '{settings.encoder}'"
         check_option(size >= least, "frame.height, --frame.width", expected, size)
 
@@ -133,7 +133,8 @@ class PixelObservations:
 
     def spec(self) -> tf.TensorSpec:
         """Returns the spec of [H, W, S * C] uint8."""
-        return tf.TensorSpec(self.make_layout(()).observation_shape, tf.uint8)
+        height, width, channels = self._frame_shape
+        return tf.TensorSpec([height, width, channels * self._settings.frame_stack], tf.uint8)
 
     def make_layout(self, extras_spec: Any, sequences: SequenceConfig | None = None) -> FrameLayout:
         """Returns a layout that stores each frame once.
@@ -154,7 +155,7 @@ class PixelObservations:
         return FrameLayout(
             self._environment_spec,
             settings.frame_stack,
-            self._n_step,
+            settings.n_step,
             settings.replay.chunk_length,
             extras_spec,
             settings.replay.item_length,
@@ -206,9 +207,9 @@ class PixelObservations:
 
 
 def make_observations(
-    config: OffPolicyConfig, environment_spec: specs.EnvironmentSpec
+    config: LearnerConfig, environment_spec: specs.EnvironmentSpec
 ) -> StateObservations | PixelObservations:
-    """Makes the parts that fit a config: from pixels if it has `PixelSettings`.
+    """Makes the parts that fit a config: from pixels if it has `EncoderSettings`.
 
     Args:
       config: the config of an agent.
@@ -217,11 +218,11 @@ def make_observations(
     Raises:
       ConfigError: if the frames are too small for the encoder, or there is no such encoder.
     """
-    if isinstance(config, PixelSettings):
-        return PixelObservations(config, config.n_step, environment_spec)
+    if isinstance(config, EncoderSettings):
+        return PixelObservations(config, environment_spec)
     spec, kind = environment_spec.observations, IdentityEncoder
     if config.normalize_observations:
         kind = RunningNormalization
     size = spec.shape[0] - mask_size(spec) if mask_size(spec) else None
     make_encoder = functools.partial(kind, size=size)
-    return StateObservations(config.replay, environment_spec, make_encoder)
+    return StateObservations(config, environment_spec, make_encoder)

@@ -1,7 +1,8 @@
-"""What off-policy agents share, from the replay table to the actors: all but networks and losses.
+"""What agents share, from the replay table to the actors: all but networks and losses.
 
 An agent subclasses `OffPolicyAgent` and provides at least `make_module`: the variables and the step
-of its learner. `docs/agents.md` builds one from scratch.
+of its learner. `docs/agents.md` builds one from scratch. An agent that learns from anything but
+n-step transitions subclasses `PolicyAgent`.
 """
 
 import abc
@@ -21,7 +22,7 @@ from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
-from agents.config import NoiseSettings, PixelSettings
+from agents.config import EncoderSettings, NoiseSettings
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.learning.targets import PolicyAverage, average_name, update_targets
 from agents.learning.value_scale import ReturnScale, unscaled
@@ -38,7 +39,7 @@ from agents.observations import PixelObservations, StateObservations, make_obser
 from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder, ReturnAdder
 from agents.replay.config import ReplayConfig, SequenceConfig
-from agents.replay.local import LocalReplay
+from agents.replay.local import LocalTable
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
 from agents.replay.table import LearnerDemand, make_input_fn, make_tables
@@ -47,15 +48,14 @@ from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
 # The agents to recommend, by the kind of actions.
-AGENTS = {"continuous": ("d4pg", "sac", "td3"), "discrete": ("dqn",)}
+AGENTS = {"continuous": ("d4pg", "sac", "td3", "impala"), "discrete": ("dqn", "impala")}
 
 
-class OffPolicyAgent(abc.ABC):
-    """An agent with a policy and a critic that learns from n-step transitions in a replay table.
+class PolicyAgent(abc.ABC):
+    """An agent that acts by a policy network: its networks, actors and evaluators.
 
-    It implements `agents.agent.Agent`. The defaults suit an agent with a deterministic policy whose
-    config has `NoiseSettings`; an agent with a stochastic policy overrides `make_policy`,
-    `greedy_action` and `make_exploration`.
+    The defaults suit an agent with a deterministic policy whose config has `NoiseSettings`; an
+    agent with a stochastic policy overrides `make_policy`, `greedy_action` and `make_exploration`.
     """
 
     is_discrete = False
@@ -67,7 +67,7 @@ class OffPolicyAgent(abc.ABC):
         """Stores the config and the specs, and checks that they fit each other.
 
         Args:
-          config: an `OffPolicyConfig`; with `PixelSettings` for an environment of frames.
+          config: a `LearnerConfig`; with `EncoderSettings` for an environment of frames.
           environment_spec: the spec of the environment to act in.
 
         Raises:
@@ -76,11 +76,6 @@ class OffPolicyAgent(abc.ABC):
         self.config = config
         self.environment_spec = environment_spec
         self.check_config()
-
-    @property
-    def initial_priority(self) -> float:
-        """Priority of a transition that the learner has not seen."""
-        return 1.0
 
     @property
     def follows_returns(self) -> bool:
@@ -95,26 +90,6 @@ class OffPolicyAgent(abc.ABC):
         computes.
         """
         return ReturnAdder.SPEC if self.follows_returns else ()
-
-    @property
-    def adder_type(self) -> type[NStepTransitionAdder]:
-        """The adder that stores them."""
-        return ReturnAdder if self.follows_returns else NStepTransitionAdder
-
-    @property
-    def sequences(self) -> SequenceConfig | None:
-        """The windows that the learner's batches consist of, as `agents.replay.sequences.Sequence`.
-
-        None, as by default, if it learns from n-step transitions. From sequences, `n_step_return`
-        computes them.
-        """
-        return None
-
-    @property
-    def replay(self) -> ReplayConfig:
-        """The settings of the table; of sequences, it counts windows."""
-        replay = self.config.replay
-        return replay if self.sequences is None else replay.of_windows(self.sequences.period)
 
     @property
     def discount(self) -> float:
@@ -374,6 +349,102 @@ class OffPolicyAgent(abc.ABC):
 
     # The contract of `agents.agent.Agent`.
 
+    def make_actor(
+        self,
+        source: VariableSource,
+        adders: Sequence[NStepTransitionAdder],
+        contexts: Sequence[ExplorationContext],
+    ) -> ExploringActor:
+        """Makes an actor: the policy with exploration."""
+        policy = self.make_exploring_policy(source)
+        spec, name = self.environment_spec.actions, type(self).__name__
+        explorations = [
+            with_range(self.make_exploration(context), spec, name) for context in contexts
+        ]
+        return ExploringActor(policy, source, explorations, adders)
+
+    def make_evaluator(self, source: VariableSource) -> PolicyActor:
+        """Makes an evaluator: the policy without exploration."""
+        return PolicyActor(self.make_evaluation_policy(source), source)
+
+    def _replicated(
+        self,
+        replicator: rr.Replicator,
+        total_steps: int,
+        input_fn: Callable[[Any], tf.data.Dataset],
+        priorities: Priorities | None,
+    ) -> ReplayLearner:
+        """Makes the replicated learner.
+
+        Args:
+          replicator: runs its step.
+          total_steps: approximate number of learner steps of the whole run.
+          input_fn: `InputContext` -> dataset of `Sample`s.
+          priorities: writes the new priorities; None if there are none.
+        """
+        config = self.config
+        with replicator.scope():
+            module = self.make_module(replicator, max(1, total_steps))
+            _check_acting(module)
+            if config.policy_average > 1:
+                networks = self.make_acting_networks()
+                module = PolicyAverage(module, networks, config.policy_average)
+        return ReplayLearner(
+            module,
+            replicator,
+            input_fn=input_fn,
+            priorities=priorities,
+            steps_per_call=config.steps_per_call,
+            dtype=self._layers_dtype,
+        )
+
+    @functools.cached_property
+    def observations(self) -> StateObservations | PixelObservations:
+        """The parts that depend on the kind of observation."""
+        return make_observations(self.config, self.environment_spec)
+
+    @property
+    def _layers_dtype(self) -> tf.DType:
+        """The dtype of the learner's fully connected layers; float32 from pixels."""
+        config = self.config
+        return tf.float32 if isinstance(config, EncoderSettings) else tf.as_dtype(config.precision)
+
+    def _demand(self, num_replicas: int) -> LearnerDemand:
+        config = self.config
+        return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
+
+
+class OffPolicyAgent(PolicyAgent):
+    """An agent with a policy and a critic that learns from n-step transitions in a replay table.
+
+    It implements `agents.agent.Agent`; its config is an `OffPolicyConfig`.
+    """
+
+    @property
+    def initial_priority(self) -> float:
+        """Priority of a transition that the learner has not seen."""
+        return 1.0
+
+    @property
+    def adder_type(self) -> type[NStepTransitionAdder]:
+        """The adder that stores them."""
+        return ReturnAdder if self.follows_returns else NStepTransitionAdder
+
+    @property
+    def sequences(self) -> SequenceConfig | None:
+        """The windows that the learner's batches consist of, as `agents.replay.sequences.Sequence`.
+
+        None, as by default, if it learns from n-step transitions. From sequences, `n_step_return`
+        computes them.
+        """
+        return None
+
+    @property
+    def replay(self) -> ReplayConfig:
+        """The settings of the table; of sequences, it counts windows."""
+        replay = self.config.replay
+        return replay if self.sequences is None else replay.of_windows(self.sequences.period)
+
     def estimate_memory(
         self, make_environment: Callable[[], dm_env.Environment], inserts: int
     ) -> MemoryEstimate:
@@ -405,24 +476,6 @@ class OffPolicyAgent(abc.ABC):
             table=table,
         )
 
-    def make_actor(
-        self,
-        source: VariableSource,
-        adders: Sequence[NStepTransitionAdder],
-        contexts: Sequence[ExplorationContext],
-    ) -> ExploringActor:
-        """Makes an actor: the policy with exploration."""
-        policy = self.make_exploring_policy(source)
-        spec, name = self.environment_spec.actions, type(self).__name__
-        explorations = [
-            with_range(self.make_exploration(context), spec, name) for context in contexts
-        ]
-        return ExploringActor(policy, source, explorations, adders)
-
-    def make_evaluator(self, source: VariableSource) -> PolicyActor:
-        """Makes an evaluator: the policy without exploration."""
-        return PolicyActor(self.make_evaluation_policy(source), source)
-
     def make_learner(
         self,
         replicator: rr.Replicator,
@@ -440,7 +493,7 @@ class OffPolicyAgent(abc.ABC):
         )
 
     def make_local_learner(
-        self, replicator: rr.Replicator, replay: LocalReplay, total_agent_steps: int
+        self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
     ) -> ReplayLearner:
         """See `agents.agent.Agent`."""
         if self.extras_spec != () and self.adder_type is NStepTransitionAdder:
@@ -459,47 +512,19 @@ class OffPolicyAgent(abc.ABC):
         input_fn: Callable[[Any], tf.data.Dataset],
         make_priorities: Callable[[], Priorities],
     ) -> ReplayLearner:
-        config = self.config
+        config, replay = self.config, self.config.replay
         # The learner starts when the table has `min_size` rows, and takes no extra steps for these.
-        inserts = max(0, total_agent_steps - config.replay.min_size)
+        inserts = max(0, total_agent_steps - replay.min_size)
         if self.sequences is not None:
             inserts //= self.sequences.period
-        samples = inserts * config.replay.samples_per_insert
-        with replicator.scope():
-            module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
-            _check_acting(module)
-            if config.policy_average > 1:
-                networks = self.make_acting_networks()
-                module = PolicyAverage(module, networks, config.policy_average)
-        is_prioritized = config.replay.priority_exponent > 0
-        return ReplayLearner(
-            module,
-            replicator,
-            input_fn=input_fn,
-            priorities=make_priorities() if is_prioritized else None,
-            steps_per_call=config.steps_per_call,
-            dtype=self._layers_dtype,
-        )
-
-    @functools.cached_property
-    def observations(self) -> StateObservations | PixelObservations:
-        """The parts that depend on the kind of observation."""
-        return make_observations(self.config, self.environment_spec)
+        priorities = make_priorities() if replay.priority_exponent > 0 else None
+        total_steps = int(inserts * replay.samples_per_insert / config.global_batch_size)
+        return self._replicated(replicator, total_steps, input_fn, priorities)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """How transitions are laid out in the table."""
         return self.observations.make_layout(self.extras_spec, self.sequences)
-
-    @property
-    def _layers_dtype(self) -> tf.DType:
-        """The dtype of the learner's fully connected layers; float32 from pixels."""
-        config = self.config
-        return tf.float32 if isinstance(config, PixelSettings) else tf.as_dtype(config.precision)
-
-    def _demand(self, num_replicas: int) -> LearnerDemand:
-        config = self.config
-        return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
 
 
 def _check_acting(module: StepModule) -> None:

@@ -16,9 +16,8 @@ import reverb
 from agents.agent import Agent
 from agents.datasets.minari_files import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
-from agents.replay import stored_tables
+from agents.replay import local, stored_tables
 from agents.replay.checkpoint import prefilled
-from agents.replay.local import LocalReplay
 from agents.replay.transitions import TABLE, transitions_per_item
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import atomic_file
@@ -121,7 +120,7 @@ def fill_local(agent: Agent, dataset: EpisodeDataset, seed: int, run_dir: Path) 
     """
     discard(run_dir)
     (table,) = agent.make_tables(1)
-    replay = LocalReplay(table.info, seed)
+    replay = local.make(table.info, seed)
     inserted = _insert(agent, replay, dataset.episodes(), TABLE)
     try:
         with atomic_file.making_folder(prefilled(run_dir)) as folder:

@@ -18,8 +18,8 @@ from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.run_plan import RunPlan
 from agents.nodes.saver import finite_state, mark_last_step
+from agents.replay import local
 from agents.replay.checkpoint import prefilled
-from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer, CheckpointInfo
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.runs.run_directory import RunDirectory
@@ -68,7 +68,7 @@ class TurnsNode(abc.ABC):
         self._plan, self._counter = plan, counter
         replicator = rr.make(plan.replicas.name)
         (table,) = agent.make_tables(replicator.num_replicas)
-        self._replay = LocalReplay(table.info, plan.seed)
+        self._replay = local.make(table.info, plan.seed)
         with random_ops.refused("a step", _STEP_REMEDY):
             self._learner = agent.make_local_learner(
                 replicator, self._replay, plan.task.agent_steps(plan.total_steps)
@@ -215,11 +215,8 @@ class DeterministicNode(TurnsNode):
         exploration = ExplorationContext(noise, lambda: self._steps)
         self._memory = exploration.memory
         with random_ops.refused("a policy", "draw them in make_exploration, from context.random"):
-            self._actor = agent.make_actor(
-                self._learner,
-                [agent.make_adder(self._replay, lambda seconds: None)],
-                [exploration],
-            )
+            self._adder = agent.make_adder(self._replay, lambda seconds: None)
+            self._actor = agent.make_actor(self._learner, [self._adder], [exploration])
         watch = opened.enter_context(EnvironmentWatch("actor 0", self._plan))
         environment = opened.enter_context(watch.make(environment_seed))
         self._episode = SavedEpisode(environment, self._actor, noise)
@@ -251,7 +248,11 @@ class DeterministicNode(TurnsNode):
         self._actor.update()
 
     def _own_parts(self) -> dict[str, Any]:
-        return {"episode": self._episode, "exploration": memory_part(self._memory)}
+        return {
+            "episode": self._episode,
+            "exploration": memory_part(self._memory),
+            "adder": JsonPart(self._adder.pending, self._adder.set_pending),  # After the episode.
+        }
 
 
 class OfflineNode(TurnsNode):

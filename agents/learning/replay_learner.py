@@ -29,13 +29,14 @@ class StepOutput(NamedTuple):
     """What one learner step returns on each replica.
 
     Attributes:
-      keys: [B] uint64 keys of the batch's items.
-      priorities: [B] float32 their new priorities; unused if the table samples uniformly.
+      keys: [B] uint64 keys of the batch's items; () if items have no priorities, as in a queue.
+      priorities: [B] float32 their new priorities, () without keys; unused if the table samples
+        uniformly.
       metrics: scalars by name; they are averaged over steps and replicas.
     """
 
-    keys: tf.Tensor
-    priorities: tf.Tensor
+    keys: Any
+    priorities: Any
     metrics: dict[str, tf.Tensor]
 
 
@@ -48,8 +49,8 @@ class _CallOutput(NamedTuple):
       metrics: [M] float32. A separate array for each of them takes 2 to 4 % of a small step.
     """
 
-    keys: tf.Tensor
-    priorities: tf.Tensor
+    keys: Any
+    priorities: Any
     metrics: tf.Tensor
 
 
@@ -284,6 +285,8 @@ def _check_priorities(output: StepOutput) -> None:
     Raises:
       ConfigError: if the shapes differ. The table would reject them only later, in another thread.
     """
+    if isinstance(output.keys, tuple) and isinstance(output.priorities, tuple):
+        return
     keys = output.keys.shape
     found = getattr(output.priorities, "shape", None)
     if found is None or found.rank != keys.rank or not keys.is_compatible_with(found):

@@ -13,6 +13,8 @@ from rl_replicator.errors import ConfigError
 # Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
 # at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
 FREE_PREACTIVATION = 2.0
+# Bounds of the logarithm of the standard deviation, before squashing.
+_LOG_STDDEV_MIN, _LOG_STDDEV_MAX = -10.0, 2.0
 
 
 class ActorCritic(NamedTuple):
@@ -21,7 +23,8 @@ class ActorCritic(NamedTuple):
     Attributes:
       encoder: [B, ...] observations -> [B, F] float32 features, shared by the others.
       policy: [B, F] features -> actions [B, A], or the parameters of their distribution.
-      critic: ([B, F] features, [B, A] actions) -> values, as the agent defines them.
+      critic: ([B, F] features, [B, A] actions) -> values, as the agent defines them; that of an
+        agent that values states alone takes features alone.
     """
 
     encoder: snt.Module
@@ -138,6 +141,50 @@ class DeterministicPolicy(snt.Module):
     def squash(self, preactivations: tf.Tensor) -> tf.Tensor:
         """[B, A] float32 -> [B, A] float32 in [-1, 1]."""
         return self._squash(preactivations)
+
+
+class Gaussian(NamedTuple):
+    """A diagonal Gaussian over actions before they are squashed by tanh.
+
+    Attributes:
+      mean: [..., A] float32.
+      stddev: [..., A] float32, positive.
+    """
+
+    mean: tf.Tensor
+    stddev: tf.Tensor
+
+
+class GaussianPolicy(snt.Module):
+    """[B, N] float32 features -> `Gaussian` of [B, A]."""
+
+    def __init__(
+        self,
+        layer_sizes: Sequence[int],
+        num_actions: int,
+        make_torso: MakeTorso = layer_norm_mlp,
+        name: str = "policy",
+    ):
+        """Makes the layers.
+
+        Args:
+          layer_sizes: units of each hidden layer, at least one.
+          num_actions: A.
+          make_torso: makes the hidden layers.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self._torso = make_torso(layer_sizes, "torso")
+        # Nearly zero at first: the first actions have mean 0 and standard deviation 1.
+        init = snt.initializers.VarianceScaling(1e-4)
+        self._mean = snt.Linear(num_actions, w_init=init, name="mean")
+        self._log_stddev = snt.Linear(num_actions, w_init=init, name="log_stddev")
+
+    def __call__(self, features: tf.Tensor) -> Gaussian:
+        """[B, N] float32 -> `Gaussian` of [B, A] float32."""
+        x = hidden(self._torso, features)
+        log_stddev = tf.clip_by_value(self._log_stddev(x), _LOG_STDDEV_MIN, _LOG_STDDEV_MAX)
+        return Gaussian(self._mean(x), tf.exp(log_stddev))
 
 
 class ScalarCritic(snt.Module):

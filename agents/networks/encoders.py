@@ -258,7 +258,7 @@ class RunningNormalization(snt.Module):
         """Adds a batch to the moments. All replicas call it, with batches of equal size.
 
         Args:
-          observation: [B, N] float32 of a replica's batch, or [B, L, N] of sequences.
+          observation: [..., N] float32 of a replica's batch.
         """
         observation = tf.reshape(observation, [-1, observation.shape[-1]])
         observation = _features(observation, self._size)

@@ -3,7 +3,7 @@
 import collections
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dm_env
 import numpy as np
@@ -51,7 +51,84 @@ def n_step_return(
     return total, factor
 
 
-class NStepTransitionAdder(base.Adder):
+class TableAdder(base.Adder):
+    """An adder that waits while the table accepts nothing, in a way that can be given up.
+
+    Attributes:
+      seconds_waited: seconds spent waiting for the table since the start.
+    """
+
+    def __init__(
+        self,
+        writer: Any,
+        max_in_flight: int,
+        on_wait: Callable[[float], bool | None],
+    ):
+        """Stores the writer.
+
+        Args:
+          writer: writes to the table; an `agents.replay.transitions.EpisodeWriter`, or an object
+            with its `complete`, `flush` and `close`.
+          max_in_flight: what `flush` of the writer leaves unconfirmed.
+          on_wait: called with the seconds waited so far, twice a second, while the table does not
+            accept what was written; returns True to go on anyway. May raise to give up.
+        """
+        self._writer = writer
+        self._max_in_flight = max_in_flight
+        self._on_wait = on_wait
+        self.seconds_waited = 0.0
+
+    def flush(self) -> None:
+        """Blocks while more than `max_in_flight` is unconfirmed.
+
+        The newest rows may wait for others to be sent with them. Reverb's own calls never block on
+        the rate limiter: without this bound, an actor that the limiter holds back would fill the
+        machine's memory.
+        """
+        started = time.perf_counter()
+        while True:
+            try:
+                self._writer.flush(self._max_in_flight, _FLUSH_TIMEOUT_MS)
+                break
+            except reverb.errors.DeadlineExceededError:
+                if self._on_wait(time.perf_counter() - started):
+                    break
+        self.seconds_waited += time.perf_counter() - started
+
+    def pending(self) -> list[Any]:
+        """See `agents.agent.StepAdder`; [] if repeating the episode provides them."""
+        return []
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """See `agents.agent.StepAdder`."""
+        del steps
+
+    def finish(self, timeout: float) -> bool:
+        """Sends everything, and waits until the table holds it.
+
+        Args:
+          timeout: seconds to wait. The table accepts the last ones at the pace of the learner.
+
+        Returns:
+          Whether the table has confirmed everything.
+        """
+        self._writer.complete()
+        started = time.perf_counter()
+        while True:
+            try:
+                self._writer.flush(0, _FLUSH_TIMEOUT_MS)
+                return True
+            except reverb.errors.DeadlineExceededError:
+                waited = time.perf_counter() - started
+                if waited > timeout or self._on_wait(waited):
+                    return False
+
+    def close(self) -> None:
+        """Closes the writer; what is unconfirmed may be lost."""
+        self._writer.close()
+
+
+class NStepTransitionAdder(TableAdder):
     """Writes all n-step transitions of the episodes to the table.
 
     A transition is written once n steps are known; the last n - 1 steps of an episode bootstrap
@@ -84,18 +161,14 @@ class NStepTransitionAdder(base.Adder):
             accept what was written; returns True to go on anyway. May raise to give up.
           table: name of the table.
         """
-        self._writer = layout.open(client, table)
+        super().__init__(layout.open(client, table), max_in_flight, on_wait)
         self._layout = layout
         self._n_step = n_step
         self._discount = discount
         self._initial_priority = initial_priority
-        self._max_in_flight = max_in_flight
-        self._on_wait = on_wait
         self._window: collections.deque[_Step] = collections.deque()
         self._observation: np.ndarray | None = None
         self._written_since_flush = 0
-        self.seconds_waited = 0.0
-        """Seconds spent waiting for the table since the start."""
 
     def reset(self) -> None:
         """Drops the steps of an episode that was cut off."""
@@ -156,6 +229,7 @@ class NStepTransitionAdder(base.Adder):
             while self._window:
                 self._write_window()
             self.reset()
+            self._written_since_flush = 0
             self.flush()
 
     def _write_window(self) -> None:
@@ -180,49 +254,8 @@ class NStepTransitionAdder(base.Adder):
         self._window.popleft()
         self._written_since_flush += 1
         if self._written_since_flush >= _WRITTEN_PER_FLUSH:
+            self._written_since_flush = 0
             self.flush()
-
-    def flush(self) -> None:
-        """Blocks while more than `max_in_flight` transitions are unconfirmed.
-
-        The newest transitions may wait for others to be sent with them. Reverb's own calls never
-        block on the rate limiter: without this bound, an actor that the limiter holds back would
-        fill the machine's memory.
-        """
-        self._written_since_flush = 0
-        started = time.perf_counter()
-        while True:
-            try:
-                self._writer.flush(self._max_in_flight, _FLUSH_TIMEOUT_MS)
-                break
-            except reverb.errors.DeadlineExceededError:
-                if self._on_wait(time.perf_counter() - started):
-                    break
-        self.seconds_waited += time.perf_counter() - started
-
-    def finish(self, timeout: float) -> bool:
-        """Sends everything, and waits until the table holds it.
-
-        Args:
-          timeout: seconds to wait. The table accepts the last ones at the pace of the learner.
-
-        Returns:
-          Whether the table has confirmed all transitions.
-        """
-        self._writer.complete()
-        started = time.perf_counter()
-        while True:
-            try:
-                self._writer.flush(0, _FLUSH_TIMEOUT_MS)
-                return True
-            except reverb.errors.DeadlineExceededError:
-                waited = time.perf_counter() - started
-                if waited > timeout or self._on_wait(waited):
-                    return False
-
-    def close(self) -> None:
-        """Closes the writer; unconfirmed transitions may be lost."""
-        self._writer.close()
 
 
 class ReturnAdder(NStepTransitionAdder):

@@ -30,6 +30,24 @@ from acme import specs, types
 from agents.replay.transitions import TABLE, ActionColumns, EpisodeWriter, Extras, check_array
 
 
+def frame_shape(frame: specs.Array) -> tuple[int, int, int]:
+    """Returns height, width and channels of observations that are single frames.
+
+    Args:
+      frame: the spec of an observation.
+
+    Raises:
+      ValueError: if it is not a uint8 frame.
+    """
+    if len(frame.shape) != 3 or frame.dtype != np.uint8:
+        raise ValueError(
+            f"expected uint8 frames [height, width, channels], got shape {frame.shape} of "
+            f"{frame.dtype}; make the environment with `pixels=`"
+        )
+    height, width, channels = frame.shape
+    return height, width, channels
+
+
 class FrameLayout:
     """See `agents.replay.transitions.Layout`, for observations of one frame each.
 
@@ -61,13 +79,7 @@ class FrameLayout:
         Raises:
           ValueError: if an observation is not a uint8 frame, or see `ActionColumns`.
         """
-        frame = spec.observations
-        if len(frame.shape) != 3 or frame.dtype != np.uint8:
-            raise ValueError(
-                f"expected uint8 frames [height, width, channels], got shape {frame.shape} of "
-                f"{frame.dtype}; make the environment with `pixels=`"
-            )
-        self.frame_shape: tuple[int, int, int] = tuple(frame.shape)
+        self.frame_shape = frame_shape(spec.observations)
         self._action = ActionColumns(spec.actions)
         self.stack = stack
         self.n_step = n_step
@@ -83,12 +95,6 @@ class FrameLayout:
             "differences": tf.TensorSpec([self.window, *self.frame_shape], tf.uint8, "differences"),
             "row": tf.TensorSpec(row, tf.float32, "row"),
         }
-
-    @property
-    def observation_shape(self) -> tuple[int, int, int]:
-        """[H, W, C * S]: the agent's observation, the newest frame last."""
-        height, width, channels = self.frame_shape
-        return height, width, channels * self.stack
 
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""

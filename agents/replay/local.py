@@ -1,9 +1,10 @@
-"""A replay table in the memory of one process, which draws the same rows in every run.
+"""Tables in the memory of one process, which draw the same items in every run.
 
 Reverb seeds its selectors from the operating system, and inserts and samples in threads, so that no
 two runs draw the same rows.
 """
 
+import abc
 import contextlib
 import json
 import queue
@@ -13,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tree
 
 from agents.replay.priorities import for_table
+from agents.replay.queue import unpacked
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import Layout, Sample
+from rl_replicator.checkpoints.parts import JsonPart
 
 _STATE = "state.json"
 _ROWS = "rows.npy"
@@ -81,57 +85,31 @@ class PriorityTree:
         return nodes - self._num_leaves
 
 
-class LocalReplay:
-    """A table of rows, prioritized or uniform; the oldest rows leave first.
+class LocalTable(abc.ABC):
+    """A table in the process of its only actor and its learner, which take turns.
 
-    It behaves like a Reverb table with the same settings, except that a learner step is due exactly
-    when the ratio of samples to inserts allows it, without a tolerance. It is also a part of a
-    checkpoint, and the writer of the learner's priorities.
+    It is also a part of a checkpoint, and the writer of the learner's priorities.
 
     Attributes:
       num_dropped_batches: batches of priorities that were not written; always 0.
     """
 
-    def __init__(self, info: Any, seed: int):
-        """Makes an empty table.
-
-        Args:
-          info: the info of the Reverb table that it replaces, `reverb.Table.info`.
-          seed: the seed of the draws.
-        """
-        self._max_size = int(info.max_size)
-        sampler = info.sampler_options
-        self._exponent = (
-            sampler.prioritized.priority_exponent if sampler.HasField("prioritized") else None
-        )
-        self._min_size = int(info.rate_limiter_info.min_size_to_sample)
-        self._samples_per_insert = info.rate_limiter_info.samples_per_insert
-        self._random = np.random.default_rng([seed, _STREAM])
-        self._tree = PriorityTree(self._max_size)
-        self._rows = np.empty(0, np.float32)
-        self._num_inserted = 0
-        self._num_sampled = 0
+    def __init__(self) -> None:
+        """Makes a table for a learner that is made later."""
         self._is_muted = False
         self._demand = LearnerDemand(1, 1, 1)
         self._pipelines: list[queue.SimpleQueue] = []
         self.num_dropped_batches = 0
 
-    # For actors: the part of `reverb.Client` that writes rows.
+    # For actors: the part of `reverb.Client` that writes items.
 
     def trajectory_writer(self, num_keep_alive_refs: int) -> "_Writer":
-        """Opens a writer of rows, with the methods of `reverb.TrajectoryWriter` that rows need."""
+        """Opens a writer of items, with the methods of `reverb.TrajectoryWriter`."""
         return _Writer(self, num_keep_alive_refs)
 
-    def insert(self, row: np.ndarray, priority: float) -> None:
-        """Inserts a row [width] float32, or a window of rows [L, width], in place of the oldest."""
-        if self._is_muted:
-            return
-        if not self._num_inserted:
-            self._rows = np.empty((self._max_size, *np.shape(row)), np.float32)
-        slot = self._num_inserted % self._max_size
-        self._rows[slot] = row
-        self._tree.set(np.array([slot]), self._weights(np.array([priority])))
-        self._num_inserted += 1
+    @abc.abstractmethod
+    def insert(self, item: Any, priority: float) -> None:
+        """Inserts an item, unless the table is muted."""
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
@@ -144,33 +122,27 @@ class LocalReplay:
 
     # For the learner.
 
-    def make_input_fn(self, layout: Layout, demand: LearnerDemand) -> Callable[[Any], Any]:
+    @abc.abstractmethod
+    def make_input_fn(self, layout: Any, demand: LearnerDemand) -> Callable[[Any], Any]:
         """Makes the learner's `input_fn`, whose batches are drawn by `feed`.
 
         Args:
-          layout: the layout of the rows.
+          layout: the layout of the items, a `Layout` or an `UnrollLayout`.
           demand: how much the learner takes at a time.
 
         Returns:
           A function from an `InputContext` to a dataset of `Sample`s, called once per replica.
-
-        Raises:
-          ValueError: if an item has several transitions.
         """
-        if layout.transitions_per_item != 1:
-            raise ValueError(f"expected items of one transition, got {layout.transitions_per_item}")
-        self._demand = demand
-        size = demand.per_replica_batch_size
-        spec = (
-            tf.TensorSpec([size], tf.uint64),
-            tf.TensorSpec([size], tf.float64),
-            tf.TensorSpec([size], tf.int64),
-            tf.TensorSpec([size, *layout.signature.shape], tf.float32),
-        )
 
-        @tf.autograph.experimental.do_not_convert
-        def unpack(keys: Any, probabilities: Any, table_size: Any, rows: Any) -> Sample:
-            return Sample(keys, probabilities, table_size, layout.unpack(rows))
+    def _input_fn(self, demand: LearnerDemand, spec: Any, unpack: Any) -> Callable[[Any], Any]:
+        """Makes an `input_fn` of batches that `_draw` returns.
+
+        Args:
+          demand: see `make_input_fn`.
+          spec: nest of `tf.TensorSpec` of a batch.
+          unpack: such a batch -> `Sample`.
+        """
+        self._demand = demand
 
         def input_fn(context: Any) -> tf.data.Dataset:
             del context
@@ -179,7 +151,7 @@ class LocalReplay:
             dataset = tf.data.Dataset.from_generator(
                 lambda: iter(batches.get, None), output_signature=spec
             )
-            return dataset.map(unpack)
+            return dataset.map(tf.autograph.experimental.do_not_convert(unpack))
 
         return input_fn
 
@@ -187,6 +159,102 @@ class LocalReplay:
     def steps_per_call(self) -> int:
         """Learner steps for which `feed` draws batches."""
         return self._demand.steps_per_call
+
+    @abc.abstractmethod
+    def is_call_due(self) -> bool:
+        """Whether the table has enough items for the next call of the learner."""
+
+    def feed(self) -> None:
+        """Draws the batches of one call of the learner and hands them to its input."""
+        for _ in range(self._demand.steps_per_call):
+            for pipeline in self._pipelines:
+                pipeline.put(self._draw(self._demand.per_replica_batch_size))
+
+    @abc.abstractmethod
+    def _draw(self, count: int) -> Any:
+        """Draws a batch of items."""
+
+    def write(self, batches: Sequence[tuple[Any, Any]]) -> None:
+        """Writes priorities back, if there are any; see `agents.replay.priorities.Priorities`."""
+        del batches
+
+    def close(self) -> None:
+        """Ends the learner's input."""
+        for pipeline in self._pipelines:
+            pipeline.put(None)
+        self._pipelines.clear()
+
+    # As a part of a checkpoint.
+
+    @abc.abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes the items and whatever else the next draws depend on."""
+
+    @abc.abstractmethod
+    def restore(self, folder: Path) -> None:
+        """Reads what `save` wrote."""
+
+
+class LocalReplay(LocalTable):
+    """A table of rows, prioritized or uniform; the oldest rows leave first.
+
+    It behaves like a Reverb table with the same settings, except that a learner step is due exactly
+    when the ratio of samples to inserts allows it, without a tolerance.
+    """
+
+    def __init__(self, info: Any, seed: int):
+        """Makes an empty table.
+
+        Args:
+          info: the info of the Reverb table that it replaces, `reverb.Table.info`.
+          seed: the seed of the draws.
+        """
+        super().__init__()
+        self._max_size = int(info.max_size)
+        sampler = info.sampler_options
+        self._exponent = (
+            sampler.prioritized.priority_exponent if sampler.HasField("prioritized") else None
+        )
+        self._min_size = int(info.rate_limiter_info.min_size_to_sample)
+        self._samples_per_insert = info.rate_limiter_info.samples_per_insert
+        self._random = np.random.default_rng([seed, _STREAM])
+        self._tree = PriorityTree(self._max_size)
+        self._rows = np.empty(0, np.float32)
+        self._num_inserted = 0
+        self._num_sampled = 0
+
+    def insert(self, item: Any, priority: float) -> None:
+        """Inserts a row [width] float32, or a window of rows [L, width], in place of the oldest."""
+        if self._is_muted:
+            return
+        row = np.asarray(item)
+        if not self._num_inserted:
+            self._rows = np.empty((self._max_size, *row.shape), np.float32)
+        slot = self._num_inserted % self._max_size
+        self._rows[slot] = row
+        self._tree.set(np.array([slot]), self._weights(np.array([priority])))
+        self._num_inserted += 1
+
+    def make_input_fn(self, layout: Layout, demand: LearnerDemand) -> Callable[[Any], Any]:
+        """See `LocalTable`.
+
+        Raises:
+          ValueError: if an item has several transitions.
+        """
+        if layout.transitions_per_item != 1:
+            raise ValueError(f"expected items of one transition, got {layout.transitions_per_item}")
+        size = demand.per_replica_batch_size
+        spec = (
+            tf.TensorSpec([size], tf.uint64),
+            tf.TensorSpec([size], tf.float64),
+            tf.TensorSpec([size], tf.int64),
+            tf.TensorSpec([size, *layout.signature.shape], tf.float32),
+        )
+
+        def unpack(keys: Any, probabilities: Any, table_size: Any, rows: Any) -> Sample:
+            return Sample(keys, probabilities, table_size, layout.unpack(rows))
+
+        return self._input_fn(demand, spec, unpack)
 
     def is_call_due(self) -> bool:
         """Whether the table has enough rows for the next call of the learner."""
@@ -197,10 +265,8 @@ class LocalReplay:
         )
 
     def feed(self) -> None:
-        """Draws the batches of one call of the learner and hands them to its input."""
-        for _ in range(self._demand.steps_per_call):
-            for pipeline in self._pipelines:
-                pipeline.put(self._draw(self._demand.per_replica_batch_size))
+        """See `LocalTable`."""
+        super().feed()
         self._num_sampled += self._demand.transitions_per_call
 
     def write(self, batches: Sequence[tuple[Any, Any]]) -> None:
@@ -208,14 +274,6 @@ class LocalReplay:
         keys = np.concatenate([np.ravel(keys) for keys, _ in batches]).astype(np.int64)
         priorities = np.concatenate([np.ravel(each) for _, each in batches])
         self._tree.set(keys, self._weights(for_table(priorities)))
-
-    def close(self) -> None:
-        """Ends the learner's input."""
-        for pipeline in self._pipelines:
-            pipeline.put(None)
-        self._pipelines.clear()
-
-    # As a part of a checkpoint.
 
     def save(self, folder: Path) -> None:
         """Writes the rows, their weights and the state of the draws."""
@@ -258,22 +316,73 @@ class LocalReplay:
         return slots.astype(np.uint64), probabilities, sizes, self._rows[slots]
 
 
+class LocalQueue(LocalTable):
+    """A queue of items, each of which is drawn once, the oldest first."""
+
+    def __init__(self) -> None:
+        """Makes an empty queue."""
+        super().__init__()
+        self._items: list[Any] = []  # Nests of arrays.
+
+    def insert(self, item: Any, priority: float) -> None:
+        """See `LocalTable`."""
+        del priority
+        if not self._is_muted:
+            self._items.append(item)
+
+    def make_input_fn(self, layout: Any, demand: LearnerDemand) -> Callable[[Any], Any]:
+        """See `LocalTable`."""
+        spec = tree.map_structure(
+            lambda one: tf.TensorSpec([demand.per_replica_batch_size, *one.shape], one.dtype),
+            layout.signature,
+        )
+        return self._input_fn(demand, spec, lambda items: unpacked(layout, items))
+
+    def is_call_due(self) -> bool:
+        """See `LocalTable`."""
+        return len(self._items) >= self._demand.transitions_per_call
+
+    def _draw(self, count: int) -> Any:
+        drawn, self._items = self._items[:count], self._items[count:]
+        return tree.map_structure(lambda *each: np.stack(each), *drawn)
+
+    def save(self, folder: Path) -> None:
+        """See `LocalTable`."""
+        JsonPart(lambda: self._items, lambda _: None).save(folder)
+
+    def restore(self, folder: Path) -> None:
+        """See `LocalTable`."""
+        JsonPart(list, lambda items: setattr(self, "_items", items)).restore(folder)
+
+
+def make(info: Any, seed: int) -> LocalTable:
+    """Makes a local table: a queue if its items are drawn once, otherwise a replay.
+
+    Args:
+      info: the info of the Reverb table that it replaces, `reverb.Table.info`.
+      seed: the seed of the draws.
+    """
+    return LocalQueue() if info.max_times_sampled == 1 else LocalReplay(info, seed)
+
+
 class _Writer:
     """Writes each item immediately."""
 
-    def __init__(self, replay: LocalReplay, num_kept: int):
-        self._replay, self._num_kept = replay, num_kept
-        self.history: list[np.ndarray] = []
+    def __init__(self, table: LocalTable, num_kept: int):
+        self._table, self._num_kept = table, num_kept
+        self._steps: list[Any] = []
+        self.history: Any = []
 
     def configure(self, path: tuple, num_keep_alive_refs: int, max_chunk_length: int) -> None:
         """Does nothing: there are no chunks."""
 
-    def append(self, row: np.ndarray) -> None:
-        self.history = [*self.history, row][-self._num_kept :]
+    def append(self, step: Any) -> None:
+        self._steps = [*self._steps, step][-self._num_kept :]
+        self.history = tree.map_structure(lambda *each: list(each), *self._steps)
 
     def create_item(self, table: str, priority: float, trajectory: Any) -> None:
         del table
-        self._replay.insert(np.asarray(trajectory), priority)
+        self._table.insert(trajectory, priority)
 
     def flush(self, block_until_num_items: int, timeout_ms: int) -> None:
         """Does nothing: every row is in the table already."""

@@ -103,7 +103,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
     monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
     agent = D4PG(config, SPEC)
-    agent.observations = StateObservations(config.replay, SPEC, make_encoder)
+    agent.observations = StateObservations(config, SPEC, make_encoder)
     made = []
 
     def make_reference(weights):

@@ -1,0 +1,284 @@
+"""Unrolls: consecutive steps of one environment, across the ends of its episodes.
+
+An unroll of T steps has T + 1 rows, the last of which is also the first one of the next unroll: it
+has the observation to bootstrap from. A row is one observation and what followed it. If an episode
+was terminated, nothing follows its last action, and its last observation has no row. If it was cut
+off, its last observation has a row of its own, without an action and with a discount of 0, so that
+its value is known and nothing of the next episode counts.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+import reverb
+import tensorflow as tf
+from acme import specs, types
+
+from agents.replay.adder import TableAdder
+from agents.replay.transitions import TABLE, ActionColumns, Extras, check_array
+
+# Unrolls of an environment that were sent and that the table has not taken yet.
+_MAX_IN_FLIGHT = 1
+# Columns of a row in front of its action: first, valid, reward, discount, returns.
+_NUMBERS = 5
+
+
+class Unroll(NamedTuple):
+    """A batch of unrolls of T steps.
+
+    Attributes:
+      observation: [B, T + 1, N] float32, or [B, T + 1, S, H, W, C] uint8 stacks of frames, the
+        oldest frame first.
+      action: [B, T + 1, A] float32 or [B, T + 1] int32; 0 where a row is not valid.
+      reward: [B, T + 1] float32, the reward that followed; 0 where a row is not valid.
+      discount: [B, T + 1] float32, gamma times the discount that followed; 0 where a row is not
+        valid.
+      is_first: [B, T + 1] float32, 1 at the first observation of an episode.
+      valid: [B, T + 1] float32, 1 where a row has an action.
+      returns: [B, T + 1] float32, the discounted rewards of the episode so far, including `reward`.
+      extras: nest of [B, T + 1, ...] float32, the extras of the action.
+    """
+
+    observation: tf.Tensor
+    action: tf.Tensor
+    reward: tf.Tensor
+    discount: tf.Tensor
+    is_first: tf.Tensor
+    valid: tf.Tensor
+    returns: tf.Tensor
+    extras: Any
+
+
+class UnrollLayout:
+    """An item is `{"observation": [S + T, ...], "row": [S + T, W] float32}`.
+
+    S is the number of observations in a stack, 1 from state: the S - 1 rows in front of the unroll
+    hold the earlier frames, each of which is stored once. A row is `[first | valid | reward |
+    discount | returns | action | extras]`.
+
+    Attributes:
+      transitions_per_item: T.
+      window: S + T.
+      stack: S.
+    """
+
+    def __init__(
+        self, spec: specs.EnvironmentSpec, length: int, stack: int | None, extras_spec: Any
+    ):
+        """Lays out the steps of an environment.
+
+        Args:
+          spec: the spec of an environment with flat float32 observations, or uint8 frames.
+          length: T.
+          stack: S for frames, None for the state.
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+
+        Raises:
+          ValueError: see `ActionColumns` and `Extras`.
+        """
+        self.transitions_per_item = length
+        self.stack = stack or 1
+        self.window = self.stack + length
+        self._has_stacks = stack is not None
+        self._shape = tuple(spec.observations.shape)
+        self._dtype = spec.observations.dtype.type
+        self._action, self._extras = ActionColumns(spec.actions), Extras(extras_spec)
+        self._width = _NUMBERS + self._action.size + self._extras.size
+        self.signature = {
+            "observation": tf.TensorSpec([self.window, *self._shape], self._dtype, "observation"),
+            "row": tf.TensorSpec([self.window, self._width], tf.float32, "row"),
+        }
+
+    def check(self, action: object, observation: object) -> None:
+        """Raises a ValueError that names the field, unless both fit the layout."""
+        self._action.check(action)
+        self.check_observation(observation)
+
+    def check_observation(self, observation: object) -> None:
+        """Raises a ValueError unless it fits the layout."""
+        check_array("observation", observation, self._shape, self._dtype, "environment")
+
+    def row(self, is_first: bool) -> np.ndarray:
+        """Returns a row without an action: [W] float32."""
+        row = np.zeros(self._width, np.float32)
+        row[0] = is_first
+        return row
+
+    def pack(self, row: np.ndarray, action: Any, numbers: tuple[float, ...], extras: Any) -> None:
+        """Adds an action to a row.
+
+        Args:
+          row: a row without an action, which changes.
+          action: the action.
+          numbers: its reward, its discount, and the discounted rewards so far.
+          extras: its extras.
+
+        Raises:
+          ValueError: if the extras do not fit the layout.
+        """
+        end = _NUMBERS + self._action.size
+        row[1], row[2:_NUMBERS] = 1.0, numbers
+        row[_NUMBERS:end], row[end:] = action, self._extras.pack(extras)
+
+    def unpack(self, data: Any) -> Unroll:
+        """Unpacks a batch: nest of [B, ...] tensors, as `signature` -> `Unroll`."""
+        rows = data["row"][:, self.stack - 1 :]  # [B, T + 1, W]
+        end = _NUMBERS + self._action.size
+
+        def each(function: Callable[[tf.Tensor], Any], columns: tf.Tensor) -> Any:
+            """Applies a function of [B * (T + 1), ...]."""
+            flat = function(tf.reshape(columns, [-1, columns.shape[-1]]))
+            lead = [-1, self.transitions_per_item + 1]
+            return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), flat)
+
+        first, valid, reward, discount, returns = tf.unstack(rows[..., :_NUMBERS], axis=-1)
+        return Unroll(
+            observation=self._observations(data),
+            action=each(self._action.unpack, rows[..., _NUMBERS:end]),
+            reward=reward,
+            discount=discount,
+            is_first=first,
+            valid=valid,
+            returns=returns,
+            extras=each(self._extras.unpack, rows[..., end:]),
+        )
+
+    def _observations(self, data: Any) -> tf.Tensor:
+        """Forms stacks; the first frame of an episode fills those that begin before it."""
+        if not self._has_stacks:
+            return data["observation"]
+        places = tf.range(self.window)
+        begins = tf.where(data["row"][..., 0] > 0, places, 0)  # [B, S + T]
+        # The start of the episode of each row, 0 if it is earlier.
+        is_before = places[None, :] <= places[:, None]  # [S + T, S + T]
+        starts = tf.reduce_max(tf.where(is_before, begins[:, None, :], 0), axis=-1)
+        wanted = places[self.stack - 1 :, None] - tf.range(self.stack)[::-1]  # [T + 1, S]
+        frames = tf.maximum(wanted, starts[:, self.stack - 1 :, None])  # [B, T + 1, S]
+        return tf.gather(data["observation"], frames, batch_dims=1)
+
+
+class _UnrollWriter:
+    """Writes unrolls, each as one chunk."""
+
+    def __init__(self, client: reverb.Client, table: str):
+        self._table = table
+        self._columns = client.trajectory_writer(num_keep_alive_refs=1)
+        for column in ("observation", "row"):
+            self._columns.configure((column,), num_keep_alive_refs=1, max_chunk_length=1)
+
+    def write(self, item: Any) -> None:
+        self._columns.append(item)
+        newest = {name: column[-1] for name, column in self._columns.history.items()}
+        self._columns.create_item(self._table, 1.0, newest)
+
+    def complete(self) -> None:
+        """Does nothing: an unroll that lacks steps is not written."""
+
+    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
+        self._columns.flush(block_until_num_items=max_in_flight, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        self._columns.close()
+
+
+class UnrollAdder(TableAdder):
+    """Writes unrolls of T steps, episode after episode."""
+
+    def __init__(
+        self,
+        client: reverb.Client,
+        layout: UnrollLayout,
+        discount: float,
+        on_wait: Callable[[float], bool | None],
+        table: str = TABLE,
+    ):
+        """Opens a writer on the table.
+
+        Args:
+          client: the client of the server.
+          layout: the layout of the items.
+          discount: gamma.
+          on_wait: see `TableAdder`.
+          table: name of the table.
+        """
+        super().__init__(_UnrollWriter(client, table), _MAX_IN_FLIGHT, on_wait)
+        self._layout = layout
+        self._discount = discount
+        self._steps: list[Any] = []  # Pairs of an observation and its row.
+        self._observation: np.ndarray | None = None  # The newest one, which has no row yet.
+        self._is_first = False
+        self._returns = self._factor = 0.0
+
+    def reset(self) -> None:
+        """Ends an episode that was cut off: its last observation gets a row without an action."""
+        if self._observation is not None:
+            row = self._layout.row(self._is_first)
+            row[_NUMBERS - 1] = self._returns
+            self._append(row)
+            self._observation = None
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode.
+
+        Raises:
+          ValueError: if the step is not a first one, or does not fit the layout.
+        """
+        if not timestep.first():
+            raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
+        self._layout.check_observation(timestep.observation)
+        self.reset()
+        self._observation, self._is_first = timestep.observation, True
+        self._returns = self._factor = 0.0
+
+    def add(
+        self,
+        action: types.NestedArray,
+        next_timestep: dm_env.TimeStep,
+        extras: types.NestedArray = (),
+    ) -> None:
+        """Adds an action and the step it led to.
+
+        Args:
+          action: [A] float32 or an int32 number.
+          next_timestep: what the environment returned for it.
+          extras: data on the action for the learner, as the layout specifies them.
+
+        Raises:
+          ValueError: if `add_first` was not called, or the step does not fit the layout.
+        """
+        if self._observation is None:
+            raise ValueError("expected add_first before add; got an action without an episode")
+        self._layout.check(action, next_timestep.observation)
+        reward, discount = float(next_timestep.reward), float(next_timestep.discount)
+        self._returns = reward + self._factor * self._returns
+        self._factor = self._discount * discount
+        row = self._layout.row(self._is_first)
+        self._layout.pack(row, action, (reward, self._factor, self._returns), extras)
+        self._append(row)
+        self._observation, self._is_first = next_timestep.observation, False
+        if next_timestep.last():
+            if discount == 0:
+                self._observation = None
+            self.reset()
+
+    def pending(self) -> list[Any]:
+        """See `agents.agent.StepAdder`."""
+        return [[*step] for step in self._steps]
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """See `agents.agent.StepAdder`."""
+        self._steps = [tuple(step) for step in steps]
+
+    def _append(self, row: np.ndarray) -> None:
+        """Adds a row at the newest observation; writes the unroll that this completes."""
+        before = self._layout.stack - 1
+        if not self._steps:  # What would be in front of the first unroll; no stack has it.
+            self._steps = [(self._observation, self._layout.row(False))] * before
+        self._steps.append((self._observation, row))
+        if len(self._steps) == self._layout.window:
+            observations, rows = zip(*self._steps, strict=True)
+            self._writer.write({"observation": np.stack(observations), "row": np.stack(rows)})
+            self._steps = self._steps[-1 - before :]
+            self.flush()
