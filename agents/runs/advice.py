@@ -88,8 +88,9 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     if not found:
         ratio = known(options, "--agent.replay.samples-per-insert")
         found = [
-            "no figure points to a cause; try more learner steps per environment step"
-            f"{f' ({ratio})' if ratio else ''}, other noise, or another seed"
+            "no figure points to a cause; try "
+            f"{f'more learner steps per environment step ({ratio}), ' if ratio else ''}"
+            "other noise, or another seed"
         ]
     return [f"{verdict}: {found[0]}", *(f"also: {cause}" for cause in found[1:])]
 

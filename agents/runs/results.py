@@ -188,6 +188,7 @@ def report(run: RunDirectory, options: AgentOptions, has_times: bool) -> None:
         f"{taken}{last['learner_steps']:,.0f} learner steps, {clock(last['wall_time'])}",
         *(advise(run.path, options.plain()) if options.offline is None else ()),
         *(explain(run.path, options.plain()) if has_times else ()),
+        *_age(run.path),
         sep="\n",
         flush=True,
     )
@@ -195,6 +196,15 @@ def report(run: RunDirectory, options: AgentOptions, has_times: bool) -> None:
         print(plots.plot([evaluations.read(run.path)], run.plot), flush=True)
     except (UsageError, OSError) as error:  # The run is complete all the same.
         _LOG.warning("no plot was drawn: %s", error)
+
+
+def _age(run_dir: Path) -> list[str]:
+    """Returns a line on how old the data of a learner were that takes each item once."""
+    table = read_metrics(run_dir, "learner")
+    if "data_age" not in table:
+        return []
+    mean, most = np.nanmean(table["data_age"]), np.nanmax(table["data_age_max"])
+    return [f"age of the data: {mean:.1f} learner steps on average, at most {most:.0f}"]
 
 
 def print_goodput(run: RunDirectory, stopped_at: float | None) -> None:

@@ -51,7 +51,10 @@ def test_train_and_eval(call):
     done = call("eval", "run", "--episodes", 4)
     assert (done.returncode, done.stdout, done.stderr) == (0, "evaluated run 4 1000\n", "")
     done = call("eval", "--help")
-    assert done.returncode == 0 and "Of a run of crr, d4pg, dqn, fake, sac, td3:" in done.stdout
+    assert (
+        done.returncode == 0
+        and "Of a run of crr, d4pg, dqn, fake, impala, sac, td3:" in done.stdout
+    )
     assert "Of a run of resnet, sngan:" in done.stdout and "--data-dir" in done.stdout
     done = call("eval", "run", "--episodes", 0)
     assert done.returncode == 2 and "--episodes: expected at least 1, got 0" in done.stderr

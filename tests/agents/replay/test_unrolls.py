@@ -80,7 +80,7 @@ def check_equal(got, rows, number):
     expected = rows[number * LENGTH : (number + 1) * LENGTH + 1]
     assert len(expected) == LENGTH + 1
     expected = tree.map_structure(lambda *each: np.stack(each), *expected)
-    for name, a, b in zip(Unroll._fields, got, expected, strict=True):
+    for name, a, b in zip(Unroll.__annotations__, got, expected, strict=True):
         tree.map_structure(
             lambda x, y, name=name: np.testing.assert_allclose(x[0], y, rtol=1e-6, err_msg=name),
             a,

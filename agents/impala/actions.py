@@ -1,0 +1,176 @@
+"""Discrete and continuous actions: the policy's distribution, its density, and its samples.
+
+Shapes: N is any number of observations, A the number of actions or of their dimensions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import sonnet as snt
+import tensorflow as tf
+from acme import specs
+
+from agents.networks.actor_critic import Gaussian, GaussianPolicy
+from agents.networks.mlp import MakeTorso
+from agents.networks.torsos import hidden
+
+# Log-probability of an illegal action: its probability is 0, and its products are finite.
+_ILLEGAL = -1e9
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class HeadedNetwork(snt.Module):
+    """Hidden layers and a linear one that is nearly zero at first: [N, F] -> [N, size] float32."""
+
+    def __init__(self, layer_sizes: Sequence[int], size: int, make_torso: MakeTorso, name: str):
+        """Makes the layers.
+
+        Args:
+          layer_sizes: units of each hidden layer, at least one.
+          size: outputs.
+          make_torso: makes the hidden layers.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self._torso = make_torso(layer_sizes, "torso")
+        self._head = snt.Linear(size, w_init=snt.initializers.VarianceScaling(1e-4), name="head")
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        """[N, F] float32 -> [N, size] float32."""
+        return self._head(hidden(self._torso, features))
+
+
+class Actions(Protocol):
+    """A kind of actions, and the distributions over them.
+
+    Attributes:
+      is_discrete: whether they are numbers.
+      extras_spec: what the learner needs of an action besides itself, by name.
+    """
+
+    is_discrete: bool
+    extras_spec: dict[str, specs.Array]
+
+    def make_policy(self, layers: Sequence[int], make_torso: MakeTorso, name: str) -> snt.Module:
+        """Makes an unbuilt policy: [N, F] features -> parameters of a distribution, [N, A]."""
+        ...
+
+    def masked(self, outputs: Any, mask: tf.Tensor | None) -> Any:
+        """Returns the parameters without illegal actions; mask: see `StateObservations.mask`."""
+        ...
+
+    def log_prob(self, outputs: Any, action: tf.Tensor, extras: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the log-density of actions with their extras, [N]."""
+        ...
+
+    def entropy(self, outputs: Any) -> tf.Tensor:
+        """Returns the entropies in nats, [N]."""
+        ...
+
+    def best(self, outputs: Any) -> tf.Tensor:
+        """Returns the actions without exploration, [N, A] or [N]."""
+        ...
+
+    def sample(
+        self, outputs: Any, random: np.random.Generator
+    ) -> tuple[Any, np.float32, dict[str, np.ndarray]]:
+        """Draws an action for one observation: the action, its log-density and its extras."""
+        ...
+
+
+class CategoricalActions:
+    """Numbers, drawn by their logits; see `Actions`."""
+
+    is_discrete = True
+
+    def __init__(self, spec: specs.DiscreteArray):
+        """Stores the number of actions."""
+        self._num_actions = int(spec.num_values)
+        self.extras_spec: dict[str, specs.Array] = {}
+
+    def make_policy(self, layers: Sequence[int], make_torso: MakeTorso, name: str) -> HeadedNetwork:
+        """See `Actions`."""
+        return HeadedNetwork(layers, self._num_actions, make_torso, name)
+
+    def masked(self, outputs: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+        """See `Actions`; after the end of an episode no action is legal, and all are equal."""
+        return outputs if mask is None else tf.where(mask > 0, outputs, _ILLEGAL)
+
+    def log_prob(
+        self, outputs: tf.Tensor, action: tf.Tensor, extras: dict[str, tf.Tensor]
+    ) -> tf.Tensor:
+        """See `Actions`."""
+        del extras
+        return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, outputs)
+
+    def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        """See `Actions`."""
+        log_probs = tf.nn.log_softmax(outputs)
+        return -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1)
+
+    def best(self, outputs: tf.Tensor) -> tf.Tensor:
+        """See `Actions`."""
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+    def sample(
+        self, outputs: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.int32, np.float32, dict[str, np.ndarray]]:
+        """See `Actions`: the highest logit, each with Gumbel noise."""
+        action = np.argmax(outputs + random.gumbel(size=outputs.shape))
+        highest = outputs.max()
+        log_sum = highest + np.log(np.exp(outputs - highest).sum())
+        return np.int32(action), np.float32(outputs[action] - log_sum), {}
+
+
+class GaussianActions:
+    """Vectors a = tanh(u), u from a diagonal Gaussian; see `Actions`.
+
+    Densities and entropies are those of u, which actors record, because it cannot be computed from
+    an action near 1. tanh is one to one, so that the ratio of two densities of u is that of a.
+    """
+
+    is_discrete = False
+
+    def __init__(self, spec: specs.BoundedArray):
+        """Stores the number of dimensions."""
+        (self._size,) = spec.shape
+        self.extras_spec = {"preactivation": specs.Array((self._size,), np.float32, "u")}
+
+    def make_policy(
+        self, layers: Sequence[int], make_torso: MakeTorso, name: str
+    ) -> GaussianPolicy:
+        """See `Actions`."""
+        return GaussianPolicy(layers, self._size, make_torso, name)
+
+    def masked(self, outputs: Gaussian, mask: tf.Tensor | None) -> Gaussian:
+        """See `Actions`; there are no masks."""
+        del mask
+        return outputs
+
+    def log_prob(
+        self, outputs: Gaussian, action: tf.Tensor, extras: dict[str, tf.Tensor]
+    ) -> tf.Tensor:
+        """See `Actions`."""
+        del action
+        noise = (extras["preactivation"] - outputs.mean) / outputs.stddev
+        each = -0.5 * tf.square(noise) - tf.math.log(outputs.stddev) - _HALF_LOG_2_PI
+        return tf.reduce_sum(each, axis=-1)
+
+    def entropy(self, outputs: Gaussian) -> tf.Tensor:
+        """See `Actions`."""
+        return tf.reduce_sum(tf.math.log(outputs.stddev) + 0.5 + _HALF_LOG_2_PI, axis=-1)
+
+    def best(self, outputs: Gaussian) -> tf.Tensor:
+        """See `Actions`."""
+        return tf.tanh(outputs.mean)
+
+    def sample(
+        self, outputs: Gaussian, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.float32, dict[str, np.ndarray]]:
+        """See `Actions`."""
+        noise = random.standard_normal(outputs.mean.shape, np.float32)
+        u = outputs.mean + outputs.stddev * noise
+        each = -0.5 * np.square(noise) - np.log(outputs.stddev) - np.float32(_HALF_LOG_2_PI)
+        return np.tanh(u), np.float32(each.sum()), {"preactivation": u}

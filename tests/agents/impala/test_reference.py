@@ -1,0 +1,212 @@
+"""IMPALA's step against NumPy: every variable after every step, replicated and not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from acme import specs
+
+import rl_replicator as rr
+from agents.impala import ImpalaConfig
+from agents.impala.agent import Impala
+from agents.learning.weights import copy_variables
+from agents.replay.transitions import Sample
+from agents.replay.unrolls import Unroll
+from environments.flat import MaskedArray
+from tests.agents import actor_critic_reference as reference
+from tests.agents.d4pg.numpy_step import clip_together
+
+pytestmark = pytest.mark.usefixtures("plain_graphs")
+SIZE, NUM_ACTIONS, LENGTH, BATCH, STEPS = 3, 2, 3, 4, 4
+CONFIG = ImpalaConfig(
+    policy_layers=(5, 4),
+    critic_layers=(5,),
+    policy_learning_rate=1e-2,
+    unroll_length=LENGTH,
+    global_batch_size=BATCH,
+    vtrace_lambda=0.9,
+    max_rho=1.1,
+    max_c=0.9,
+    entropy_cost=0.1,
+    baseline_cost=0.7,
+    max_gradient_norm=0.2,
+)
+CASES = {
+    "discrete": ("single_device", True, {"value_scale": "none", "max_gradient_norm": 0.34}),
+    "discrete, two replicas": ("multi_device:2", True, {}),
+    "continuous, two replicas": ("multi_device:2", False, {}),
+}
+
+
+def make_unrolls(is_discrete):
+    """`STEPS` batches, [STEPS * BATCH, LENGTH + 1, ...]."""
+    random = np.random.default_rng(2)
+    shape = (STEPS * BATCH, LENGTH + 1)
+
+    def normal(*more, scale=1.0):
+        return random.normal(scale=scale, size=(*shape, *more)).astype(np.float32)
+
+    observation = normal(SIZE)
+    valid = (random.random(shape) > 0.2).astype(np.float32)
+    if is_discrete:
+        legal = random.random((*shape, NUM_ACTIONS)) > 0.3
+        action = random.integers(NUM_ACTIONS, size=shape)
+        np.put_along_axis(legal, action[..., None], True, axis=-1)
+        observation = np.concatenate([observation, legal * valid[..., None]], -1)
+        extras = {}
+    else:
+        extras = {"preactivation": normal(NUM_ACTIONS)}
+        action = np.tanh(extras["preactivation"])
+    extras["log_prob"] = -1.0 - 0.5 * np.abs(normal())
+    extras["learner_steps"] = random.integers(-5, 1, shape).astype(np.float32)
+    return Unroll(
+        observation=observation.astype(np.float32),
+        action=action.astype(np.int32 if is_discrete else np.float32),
+        reward=valid * normal(),
+        discount=valid * random.choice([0.0, 0.95], shape).astype(np.float32),
+        is_first=np.zeros(shape, np.float32),
+        valid=valid,
+        returns=3 * normal(),
+        extras=extras,
+    )
+
+
+class NumpyImpala:
+    """Espeholt et al. 2018 (arXiv:1802.01561), section 4."""
+
+    def __init__(self, config, is_discrete, weights):
+        self.config, self.is_discrete = config, is_discrete
+        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
+        self._adam = reference.Adam(config.policy_learning_rate)
+        self.clipped = []
+
+    def _head(self, weights, head, observation):
+        old, new = (f"policy/{name}/" for name in (head, "head"))
+        renamed = {path.replace(old, new): array for path, array in weights.items()}
+        return reference.mlp(renamed, "policy", observation)
+
+    def _log_probs(self, weights, unroll):
+        """Log-densities and entropies of the actions, [B, T + 1] each."""
+        observation = unroll.observation.astype(np.float64)
+        if self.is_discrete:
+            logits = reference.mlp(weights, "policy", observation[..., :SIZE])
+            mask = observation[..., SIZE:]
+            # Where nothing is legal, nothing counts.
+            mask = np.where(mask.any(-1, keepdims=True), mask, 1.0)
+            odds = np.exp(logits) * mask
+            probs = odds / odds.sum(-1, keepdims=True)
+            taken = np.take_along_axis(probs, unroll.action[..., None], -1)[..., 0]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                each = np.where(probs > 0, probs * np.log(probs), 0.0)
+                return np.log(taken), -each.sum(-1)
+        mean = self._head(weights, "mean", observation)
+        stddev = np.exp(self._head(weights, "log_stddev", observation))
+        u = unroll.extras["preactivation"]
+        density = np.exp(-(((u - mean) / stddev) ** 2) / 2) / (stddev * np.sqrt(2 * np.pi))
+        entropy = 0.5 * np.log(2 * np.pi * np.e * stddev**2)
+        return np.log(density).sum(-1), entropy.sum(-1)
+
+    def _values(self, weights, unroll):
+        return reference.mlp(weights, "critic", unroll.observation[..., :SIZE])[..., 0]
+
+    def _trace(self, values, ratios, rewards, unroll):
+        config, shape = self.config, rewards.shape
+        targets, advantages = values.copy(), np.zeros(shape)
+        discounts, valid = unroll.discount[:, :-1], unroll.valid[:, :-1]
+        rho = valid * np.minimum(config.max_rho, ratios)
+        c = config.vtrace_lambda * np.minimum(config.max_c, ratios)
+        delta = rho * (rewards + discounts * values[:, 1:] - values[:, :-1])
+        for s in range(shape[1]):
+            for t in range(s, shape[1]):
+                factor = np.prod(discounts[:, s:t] * c[:, s:t], axis=1)
+                targets[:, s] += factor * delta[:, t]
+        advantages = rho * (rewards + discounts * targets[:, 1:] - values[:, :-1])
+        return targets[:, :-1], advantages
+
+    def step(self, unroll, scale):
+        """Trains on a global batch; returns the metrics."""
+        config, valid = self.config, unroll.valid[:, :-1]
+        log_probs, _ = self._log_probs(self.weights, unroll)
+        mu = unroll.extras["log_prob"][:, :-1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratios = np.where(valid > 0, np.exp(log_probs[:, :-1] - mu), 0.0)
+        values = self._values(self.weights, unroll)
+        targets, advantages = self._trace(values, ratios, unroll.reward[:, :-1] / scale, unroll)
+
+        def parts(weights):
+            log_probs, entropies = self._log_probs(weights, unroll)
+            gains = np.where(valid > 0, advantages * log_probs[:, :-1], 0.0)
+            errors = targets - self._values(weights, unroll)[:, :-1]
+            entropy = (valid * entropies[:, :-1]).mean()
+            return -gains.mean(), 0.5 * (errors**2).mean(), entropy
+
+        def loss(weights):
+            policy, baseline, entropy = parts(weights)
+            return policy + config.baseline_cost * baseline - config.entropy_cost * entropy
+
+        gradients = reference.gradient(loss, self.weights, list(self.weights))
+        norm = reference.norm(gradients)
+        gradients, _ = clip_together(gradients, config.max_gradient_norm)
+        self.clipped.append(norm > config.max_gradient_norm)
+        policy, baseline, entropy = parts(self.weights)
+        self.weights = self._adam.apply(self.weights, gradients)
+        return {
+            "policy_loss": policy,
+            "critic_loss": baseline,
+            "entropy": entropy,
+            "value_mean": scale * values.mean(),
+        }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variable_is_that_of_the_reference_after_every_step(case):
+    replicator_name, is_discrete, changes = CASES[case]
+    config = dataclasses.replace(CONFIG, **changes)
+    spec = specs.EnvironmentSpec(
+        observations=MaskedArray(SIZE + NUM_ACTIONS, NUM_ACTIONS)
+        if is_discrete
+        else specs.Array((SIZE,), np.float32),
+        actions=specs.DiscreteArray(NUM_ACTIONS, np.int32)
+        if is_discrete
+        else specs.BoundedArray((NUM_ACTIONS,), np.float32, -1.0, 1.0),
+        rewards=specs.Array((), np.float32),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+    agent, replicator = Impala(config, spec), rr.make(replicator_name)
+    with replicator.scope():
+        module = agent.make_module(replicator, total_steps=STEPS)
+    networks = {"policy": module.online.policy, "critic": module.online.critic}
+    random = np.random.default_rng(11)
+    for variable in module.online.trainable_variables:
+        variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
+    numpy = NumpyImpala(config, is_discrete, copy_variables(networks, networks))
+    unrolls = make_unrolls(is_discrete)
+    samples = Sample((), (), (), unrolls)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    for number in range(STEPS):
+        outputs = replicator.local_results(step())
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        batch = tf.nest.map_structure(lambda x, rows=rows: x[rows], unrolls)
+        seen = unrolls.returns[: rows.stop, :-1]
+        is_scaled = config.value_scale == "returns"
+        scale = max(seen.std(), np.abs(seen).max() / 5) if is_scaled else 1.0
+        before = numpy.weights
+        metrics = numpy.step(batch, scale) | ({"return_scale": scale} if is_scaled else {})
+        for name, value in metrics.items():
+            mean = np.mean([output.metrics[name] for output in outputs])
+            np.testing.assert_allclose(mean, value, rtol=1e-3, atol=2e-5, err_msg=name)
+        ages = batch.valid[:, :-1] * (number - batch.extras["learner_steps"][:, :-1])
+        oldest = max(float(output.metrics["data_age_max"]) for output in outputs)
+        assert oldest == ages.max() and outputs[0].keys == ()
+        for path, array in copy_variables(networks, networks).items():
+            new, message = numpy.weights[path], f"{path} after step {number + 1}"
+            np.testing.assert_allclose(array, new, rtol=2e-4, atol=2e-5, err_msg=message)
+            assert np.abs(new - before[path]).max() > 3e-5, message
+    # Norms lie on both sides of the limit; otherwise, it would not be tested.
+    assert set(numpy.clipped) == {True, False}
