@@ -92,6 +92,8 @@ class SavedEpisode:
     def _repeat(self, actions: np.ndarray, outcomes: np.ndarray) -> None:
         """Takes actions [T, A] in a new episode, and checks their outcomes [T, 3]."""
         self._begin()
+        # Makes extras for the adder, which then gets its own steps back.
+        self._actor.select_actions([self._timestep.observation])
         for index, action in enumerate(actions):
             self._take(action)
             is_same = self._outcomes[index] == tuple(outcomes[index])
