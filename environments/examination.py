@@ -260,7 +260,7 @@ def _observations(
 ) -> Iterator[EnvironmentFinding]:
     is_constant = lowest == highest
     if is_constant.ndim == 3:
-        remedy = "choose a camera that sees the motion with --frame.camera, or correct render()"
+        remedy = "choose a camera that sees the motion with --frame.cameras, or correct render()"
         if is_constant.all():
             yield _note("observation", "all frames were the same", remedy)
         else:

@@ -48,7 +48,8 @@ class AgentCommand:
         the agent does not learn from pixels.
       factory: import path `module:name` of the agent's class or function: (config, environment
         spec) -> `agents.agent.Agent`. A path, so that `--help` does not import TensorFlow.
-      presets: other values of all hyper-parameters from state: name -> an instance of `config`.
+      presets: other values of all hyper-parameters: name -> an instance of `config` or
+        `pixel_config`.
     """
 
     name: str
@@ -82,7 +83,8 @@ class AgentCommand:
         command = f"rl-replicator train {self.name}"
         base = PixelAgentOptions if is_pixels else AgentOptions
         options = from_plain(base, {**plain, "agent": {}}, command)
-        presets = {Kind.preset: kind(), **({} if is_pixels else self.presets)}
+        presets = {Kind.preset: kind()}
+        presets |= {name: one for name, one in self.presets.items() if type(one) is kind}
         check_option(options.preset in presets, "preset", " or ".join(presets), options.preset)
         changes = stored_part(plain, "agent", Mapping) if "agent" in plain else {}
         values = as_stored(presets[options.preset], "agent.")

@@ -42,8 +42,8 @@ class AgentOptions:
     """Options of a run that trains an agent from the state of its environment."""
 
     preset: str = "default"
-    """Initial values of `--agent.*`: `default`, or for D4PG from state `paper`, as it was
-    published, `simba` or `xqc` (docs/agents.md)."""
+    """Initial values of `--agent.*`: `default`; for D4PG from state `paper`, as it was published,
+    `simba` or `xqc`; for TD3 from pixels `drq_v2` (docs/agents.md)."""
     env: str = ""
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
     `dm:locomotion/TASK`, or `package.module:function`. With `--offline`, the environment of the

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings, PolicySettings
-from agents.replay.config import ReplayConfig
+from agents.replay.config import FrameReplayConfig, ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +100,24 @@ class PixelTD3Config(PixelSettings, TD3Config):
     """Learner steps between two updates of the policy and of the target networks."""
     steps_per_call: int = 4
     """Learner steps inside one compiled call."""
+
+
+# DrQ-v2 (Yarats et al. 2021, arXiv:2107.09645) for tasks of medium difficulty, at 84 x 84 with an
+# action repeat of 2. Its smoothing of the target policy follows the noise of the actors; here it
+# has the width to which that falls. Hidden layers are TD3's of this project.
+DRQ_V2 = PixelTD3Config(
+    discount=0.99,
+    encoder="drq_v2",
+    policy_layers=(1024, 1024),
+    critic_layers=(1024, 1024),
+    global_batch_size=256,
+    exploration_random_steps=4_000,
+    exploration_steps=500_000,
+    policy_learning_rate=1e-4,
+    critic_learning_rate=1e-4,
+    preactivation_penalty=0.0,
+    squash_gradient="tanh",
+    target_noise_sigma=0.1,
+    target_noise_clip=0.3,
+    replay=FrameReplayConfig(max_size=1_000_000, min_size=2_000, samples_per_insert=128.0),
+)

@@ -15,10 +15,13 @@ _SMALLEST, _LARGEST = 8, 1024
 class PixelConfig:
     """The configuration of frames, [height, width, channels] uint8, which are not stacked.
 
+    Each camera has three channels, red, green and blue, or one of grey.
+
     Attributes:
       height: height of a frame in pixels, from 8 to 1024.
       width: width of a frame in pixels, from 8 to 1024.
-      camera: index or name of a camera of the model; -1 is the free camera.
+      cameras: indices or names of cameras of the model; -1 is the free camera.
+      grey: whether frames are grey, by the luma of ITU-R BT.601.
       render: 'exact' renders as dm_control does. 'fast' renders without shadows, reflections and
         multisampling, and round shapes with fewer faces. 'auto' is 'fast' if OpenGL renders in
         software, and 'exact' otherwise. 'observed' renders nothing: the frame is the image among
@@ -30,7 +33,8 @@ class PixelConfig:
 
     height: int = 64
     width: int = 64
-    camera: int | str = 0
+    cameras: tuple[int | str, ...] = (0,)
+    grey: bool = False
     render: str = "auto"
 
     def __post_init__(self) -> None:
@@ -39,15 +43,19 @@ class PixelConfig:
             ("height", sizes, _is_from(_SMALLEST, self.height) and self.height <= _LARGEST),
             ("width", sizes, _is_from(_SMALLEST, self.width) and self.width <= _LARGEST),
             (
-                "camera",
-                "a camera's name or an index of at least -1",
-                bool(self.camera) if isinstance(self.camera, str) else _is_from(-1, self.camera),
+                "cameras",
+                "names of cameras or indices of at least -1, at least one of them",
+                bool(self.cameras) and all(map(_is_camera, self.cameras)),
             ),
             ("render", f"one of {', '.join(RENDER_MODES)}", self.render in RENDER_MODES),
         ):
             if not is_right:
                 got = f"{getattr(self, name)!r} ({type(getattr(self, name)).__name__})"
                 raise EnvironmentSpecError(f"{name} of frames: expected {expected}, got {got}")
+
+
+def _is_camera(value: Any) -> bool:
+    return bool(value) if isinstance(value, str) else _is_from(-1, value)
 
 
 def _is_from(lowest: int, value: Any) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dm_env
@@ -17,6 +19,7 @@ from environments.pixels.config import PixelConfig
 from environments.wrappers import RepeatedActions
 
 _SECONDS_TO_MEASURE = 0.3
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601.
 
 
 class PixelEnvironment(dm_env.Environment):
@@ -46,29 +49,38 @@ class PixelEnvironment(dm_env.Environment):
         """
         self._environment = environment
         self._repeated = RepeatedActions(environment, action_repeat)
-        self._view = config.height, config.width, config.camera
-        self._camera: Camera | None = None
+        self._is_grey = config.grey
+        self._cameras: list[Camera] = []
         self._render_mode = "own"
         wrapped: Any = environment.wrapped
         redraws = environment.is_redrawn and config.render != "fast"
-        shape = config.height, config.width, 3
+        size = config.height, config.width
+        colours = 3
         if config.render == "observed":
-            shape = environment.image_shape
-            self._draw: flat.Render = lambda height, width, camera: environment.image()
+            height, width, colours = environment.image_shape
+            size = height, width
+            self._views: list[Callable[[], np.ndarray]] = [environment.image]
         elif is_physics(getattr(wrapped, "physics", None)) and not redraws:
             rendering.find()  # Raises if OpenGL is unavailable; the first frame loads it.
             self._render_mode = rendering.resolve(config.render)
             settings = RENDER_SETTINGS[self._render_mode]
-            self._camera = Camera(lambda: wrapped.physics, settings)
-            self._camera.check(*self._view)
-            self._draw = self._camera
+            self._cameras = [Camera(lambda: wrapped.physics, settings) for _ in config.cameras]
+            for camera, name in zip(self._cameras, config.cameras, strict=True):
+                camera.check(*size, name)
+            self._views = [
+                functools.partial(camera, *size, name)
+                for camera, name in zip(self._cameras, config.cameras, strict=True)
+            ]
         else:
-            self._draw = environment.renderer()
+            draw = environment.renderer()
+            self._views = [functools.partial(draw, *size, name) for name in config.cameras]
             if config.render == "fast":
                 raise EnvironmentSpecError(
                     f"expected render 'auto' or 'exact' for {type(wrapped).__qualname__}, "
                     "which renders itself, got 'fast'; leave render at 'auto'"
                 )
+        channels = len(self._views) * (1 if config.grey else colours)
+        shape = *size, channels
         self._observation_spec = specs.BoundedArray(shape, np.uint8, 0, 255, name="pixels")
         self.seconds_rendering = 0.0
 
@@ -110,7 +122,10 @@ class PixelEnvironment(dm_env.Environment):
         """
         started = time.perf_counter()
         try:
-            return self._draw(*self._view)
+            frames = [view() for view in self._views]
+            if self._is_grey:
+                frames = [_grey(frame) for frame in frames]
+            return frames[0] if len(frames) == 1 else np.concatenate(frames, axis=-1)
         finally:
             self.seconds_rendering += time.perf_counter() - started
 
@@ -157,6 +172,13 @@ class PixelEnvironment(dm_env.Environment):
         return self._environment.render(height, width, camera_id)
 
     def close(self) -> None:
-        if self._camera is not None:
-            self._camera.close()
+        for camera in self._cameras:
+            camera.close()
         self._environment.close()
+
+
+def _grey(frame: np.ndarray) -> np.ndarray:
+    """Returns the luma of a frame of red, green and blue, [H, W, 1] uint8."""
+    if frame.shape[-1] == 1:
+        return frame
+    return np.rint(frame @ _LUMA).astype(np.uint8)[..., np.newaxis]

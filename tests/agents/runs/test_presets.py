@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agents import d4pg, sac
+from agents import d4pg, sac, td3
 from agents.d4pg.config import PAPER
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
@@ -35,6 +35,8 @@ def test_a_preset_in_a_file_or_from_python():
     replay = dataclasses.replace(PAPER.replay, min_size=9)
     assert chosen.agent == dataclasses.replace(PAPER, num_atoms=101, replay=replay)
     assert chosen.identity["preset"] == "paper"  # A run cannot be continued with another one.
+    drawn = parse(td3, "--pixels", "--preset", "drq_v2", "--agent.n-step", "2").agent
+    assert (type(drawn), drawn.encoder, drawn.n_step) == (td3.PixelTD3Config, "drq_v2", 2)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,7 @@ def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, mo
             "--preset: expected default or paper or simba or xqc, got papr",
         ),
         (d4pg, ("--pixels", "--preset", "paper"), "--preset: expected default, got paper"),
+        (td3, ("--preset", "drq_v2"), "--preset: expected default, got drq_v2"),
         (sac, ("--preset", "paper"), "--preset: expected default, got paper"),
     ],
 )

@@ -42,8 +42,9 @@ def test_what_cannot_be_drawn_is_one_line():
         (lambda: Pixels(height=7), r"^height of frames: expected an integer from 8 to 1024, got 7"),
         (lambda: Pixels(width=2000), "^width of frames: expected an integer from 8 to 1024, got 2"),
         (lambda: Pixels(height=64.0), r"got 64.0 \(float\)$"),
-        (lambda: Pixels(camera=-2), "a camera's name or an index of at least -1, got -2"),
-        (lambda: Pixels(camera=""), "a camera's name or an index of at least -1, got ''"),
+        (lambda: Pixels(cameras=(-2,)), r"cameras or indices of at least -1, .*, got \(-2,\)"),
+        (lambda: Pixels(cameras=("",)), r"cameras or indices of at least -1, .*, got \('',\)"),
+        (lambda: Pixels(cameras=()), r"at least one of them, got \(\)"),
         (lambda: Pixels(render="slow"), "expected one of auto, fast, exact, observed, got 'slow'"),
         (
             lambda: environments.make("environments.fakes:chain", 1, Pixels()),
@@ -54,11 +55,11 @@ def test_what_cannot_be_drawn_is_one_line():
             "^expected render 'auto' or 'exact' for TargetMatching",
         ),
         (
-            lambda: environments.make("cartpole:swingup", 1, Pixels(camera="front")),
+            lambda: environments.make("cartpole:swingup", 1, Pixels(cameras=("front",))),
             r"^expected a camera of the model, -1 to 1 \(by name: 'fixed', .* got 'front'",
         ),
         (
-            lambda: environments.make("cartpole:swingup", 1, Pixels(camera=2)),
+            lambda: environments.make("cartpole:swingup", 1, Pixels(cameras=(0, 2))),
             "^expected a camera of the model, -1 to 1 .* got 2$",
         ),
         (
@@ -66,7 +67,7 @@ def test_what_cannot_be_drawn_is_one_line():
             "'rgb_array', got None; take render_mode in the constructor, and make the env",
         ),
         (
-            lambda: _make_gymnasium(Pixels(camera=1)).reset(),
+            lambda: _make_gymnasium(Pixels(cameras=(1,))).reset(),
             "^expected camera 0, because Gymnasium fixes the camera",
         ),
     ):
@@ -237,6 +238,23 @@ def test_discounts_within_a_repeat_weight_the_rewards_after_them():
         assert weight == 0.5**5
         values.append(value)
     np.testing.assert_allclose(values, values[0], rtol=1e-6)
+
+
+def test_cameras_are_channels_and_grey_is_luma():
+    """As far as rounding allows, for a physics and for an environment that draws itself."""
+    both = environments.make("cartpole:swingup", 1, EXACT(24, 32, cameras=(0, "lookatcart")))
+    grey = environments.make("cartpole:swingup", 1, EXACT(24, 32, cameras=(1, 0), grey=True))
+    both.reset(), grey.reset()
+    assert both.observation_spec().shape == (24, 32, 6)
+    assert grey.observation_spec().shape == (24, 32, 2)
+    frame = both.frame()
+    singles = [both.render(24, 32, camera) for camera in (0, 1)]
+    np.testing.assert_array_equal(frame, np.concatenate(singles, axis=-1))
+    lumas = [single @ [0.299, 0.587, 0.114] for single in reversed(singles)]
+    np.testing.assert_allclose(grey.frame(), np.stack(lumas, axis=-1), atol=0.51)
+    drawn = _make_gymnasium(Pixels(8, 8, grey=True))
+    luma = _make_gymnasium(Pixels(8, 8)).reset().observation @ [0.299, 0.587, 0.114]
+    np.testing.assert_allclose(drawn.reset().observation[..., 0], luma, atol=0.51)
 
 
 def test_gymnasium_frames_are_averaged():
