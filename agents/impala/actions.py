@@ -12,34 +12,12 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.networks.actor_critic import Gaussian, GaussianPolicy
+from agents.networks.actor_critic import Gaussian, GaussianPolicy, HeadedNetwork
 from agents.networks.mlp import MakeTorso
-from agents.networks.torsos import hidden
 
 # Log-probability of an illegal action: its probability is 0, and its products are finite.
 _ILLEGAL = -1e9
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class HeadedNetwork(snt.Module):
-    """Hidden layers and a linear one that is nearly zero at first: [N, F] -> [N, size] float32."""
-
-    def __init__(self, layer_sizes: Sequence[int], size: int, make_torso: MakeTorso, name: str):
-        """Makes the layers.
-
-        Args:
-          layer_sizes: units of each hidden layer, at least one.
-          size: outputs.
-          make_torso: makes the hidden layers.
-          name: name of the module.
-        """
-        super().__init__(name=name)
-        self._torso = make_torso(layer_sizes, "torso")
-        self._head = snt.Linear(size, w_init=snt.initializers.VarianceScaling(1e-4), name="head")
-
-    def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        """[N, F] float32 -> [N, size] float32."""
-        return self._head(hidden(self._torso, features))
 
 
 class Actions(Protocol):

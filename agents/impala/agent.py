@@ -15,10 +15,10 @@ import rl_replicator as rr
 from agents.acting.acting_policy import ActingPolicy
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import EncoderSettings
-from agents.impala.actions import Actions, CategoricalActions, GaussianActions, HeadedNetwork
+from agents.impala.actions import Actions, CategoricalActions, GaussianActions
 from agents.impala.learner import Clock, ImpalaLearner
 from agents.learning.replay_learner import ReplayLearner
-from agents.networks.actor_critic import ActorCritic
+from agents.networks.actor_critic import ActorCritic, HeadedNetwork
 from agents.networks.torsos import find_torso
 from agents.off_policy_agent import PolicyAgent
 from agents.replay.local import LocalTable

@@ -102,7 +102,30 @@ def check_deterministic(policy: snt.Module) -> None:
         )
 
 
-class DeterministicPolicy(snt.Module):
+class HeadedNetwork(snt.Module):
+    """Hidden layers and a linear one: [B, N] float32 features -> [B, size] float32."""
+
+    def __init__(self, layer_sizes: Sequence[int], size: int, make_torso: MakeTorso, name: str):
+        """Makes the layers.
+
+        Args:
+          layer_sizes: units of each hidden layer, at least one.
+          size: outputs.
+          make_torso: makes the hidden layers.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self._torso = make_torso(layer_sizes, "torso")
+        # Nearly zero at first, so that early actions are not where tanh saturates, and early
+        # distributions are nearly uniform.
+        self._head = snt.Linear(size, w_init=snt.initializers.VarianceScaling(1e-4), name="head")
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, size] float32."""
+        return self._head(hidden(self._torso, features))
+
+
+class DeterministicPolicy(HeadedNetwork):
     """[B, N] float32 features -> [B, A] float32 actions in (-1, 1)."""
 
     def __init__(
@@ -122,13 +145,8 @@ class DeterministicPolicy(snt.Module):
           make_torso: makes the hidden layers.
           name: name of the module.
         """
-        super().__init__(name=name)
+        super().__init__(layer_sizes, num_actions, make_torso, name)
         self._squash = squash
-        self._torso = make_torso(layer_sizes, "torso")
-        # Nearly zero at first, so that early actions are not where tanh saturates.
-        self._head = snt.Linear(
-            num_actions, w_init=snt.initializers.VarianceScaling(1e-4), name="head"
-        )
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, A] float32."""
@@ -136,7 +154,7 @@ class DeterministicPolicy(snt.Module):
 
     def preactivations(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, A] float32, the inputs of `squash`."""
-        return self._head(hidden(self._torso, features))
+        return super().__call__(features)
 
     def squash(self, preactivations: tf.Tensor) -> tf.Tensor:
         """[B, A] float32 -> [B, A] float32 in [-1, 1]."""

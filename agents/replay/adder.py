@@ -54,6 +54,8 @@ def n_step_return(
 class TableAdder(base.Adder):
     """An adder that waits while the table accepts nothing, in a way that can be given up.
 
+    Subclasses define `reset` and `add`.
+
     Attributes:
       seconds_waited: seconds spent waiting for the table since the start.
     """
@@ -61,6 +63,7 @@ class TableAdder(base.Adder):
     def __init__(
         self,
         writer: Any,
+        layout: Any,
         max_in_flight: int,
         on_wait: Callable[[float], bool | None],
     ):
@@ -69,14 +72,40 @@ class TableAdder(base.Adder):
         Args:
           writer: writes to the table; an `agents.replay.transitions.EpisodeWriter`, or an object
             with its `complete`, `flush` and `close`.
+          layout: checks what is written, as an `agents.replay.transitions.Layout`.
           max_in_flight: what `flush` of the writer leaves unconfirmed.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
             accept what was written; returns True to go on anyway. May raise to give up.
         """
-        self._writer = writer
+        self._writer, self._layout = writer, layout
         self._max_in_flight = max_in_flight
         self._on_wait = on_wait
+        self._observation: np.ndarray | None = None  # The newest one of the current episode.
         self.seconds_waited = 0.0
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode.
+
+        Raises:
+          ValueError: if the step is not a first one, or does not fit the layout.
+        """
+        if not timestep.first():
+            raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
+        self._layout.check_observation(timestep.observation)
+        self.reset()
+        self._observation = timestep.observation
+
+    def check(self, action: types.NestedArray, next_timestep: dm_env.TimeStep) -> np.ndarray:
+        """Checks an action and the step it led to; returns the observation in front of them.
+
+        Raises:
+          ValueError: if `add_first` was not called, or the step does not fit the layout.
+        """
+        if self._observation is None:
+            raise ValueError("expected add_first before add; got an action without an episode")
+        self._layout.check_action(action)
+        self._layout.check_observation(next_timestep.observation)
+        return self._observation
 
     def flush(self) -> None:
         """Blocks while more than `max_in_flight` is unconfirmed.
@@ -161,13 +190,11 @@ class NStepTransitionAdder(TableAdder):
             accept what was written; returns True to go on anyway. May raise to give up.
           table: name of the table.
         """
-        super().__init__(layout.open(client, table), max_in_flight, on_wait)
-        self._layout = layout
+        super().__init__(layout.open(client, table), layout, max_in_flight, on_wait)
         self._n_step = n_step
         self._discount = discount
         self._initial_priority = initial_priority
         self._window: collections.deque[_Step] = collections.deque()
-        self._observation: np.ndarray | None = None
         self._written_since_flush = 0
 
     def reset(self) -> None:
@@ -176,16 +203,8 @@ class NStepTransitionAdder(TableAdder):
         self._observation = None
 
     def add_first(self, timestep: dm_env.TimeStep) -> None:
-        """Starts an episode.
-
-        Raises:
-          ValueError: if the step is not a first one, or does not fit the layout.
-        """
-        if not timestep.first():
-            raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
-        self._layout.check_observation(timestep.observation)
-        self.reset()
-        self._observation = timestep.observation
+        """Starts an episode; see `TableAdder`."""
+        super().add_first(timestep)
         self._writer.begin(timestep.observation)
 
     def add(
@@ -204,13 +223,10 @@ class NStepTransitionAdder(TableAdder):
         Raises:
           ValueError: if `add_first` was not called, or the step does not fit the layout.
         """
-        if self._observation is None:
-            raise ValueError("expected add_first before add; got an action without an episode")
-        self._layout.check_action(action)
-        self._layout.check_observation(next_timestep.observation)
+        observation = self.check(action, next_timestep)
         self._window.append(
             _Step(
-                self._observation,
+                observation,
                 action,
                 float(next_timestep.reward),
                 float(next_timestep.discount),

@@ -35,7 +35,6 @@ class Unroll(NamedTuple):
       reward: [B, T + 1] float32, the reward that followed; 0 where a row is not valid.
       discount: [B, T + 1] float32, gamma times the discount that followed; 0 where a row is not
         valid.
-      is_first: [B, T + 1] float32, 1 at the first observation of an episode.
       valid: [B, T + 1] float32, 1 where a row has an action.
       returns: [B, T + 1] float32, the discounted rewards of the episode so far, including `reward`.
       extras: nest of [B, T + 1, ...] float32, the extras of the action.
@@ -45,7 +44,6 @@ class Unroll(NamedTuple):
     action: tf.Tensor
     reward: tf.Tensor
     discount: tf.Tensor
-    is_first: tf.Tensor
     valid: tf.Tensor
     returns: tf.Tensor
     extras: Any
@@ -91,14 +89,13 @@ class UnrollLayout:
             "row": tf.TensorSpec([self.window, self._width], tf.float32, "row"),
         }
 
-    def check(self, action: object, observation: object) -> None:
-        """Raises a ValueError that names the field, unless both fit the layout."""
-        self._action.check(action)
-        self.check_observation(observation)
-
     def check_observation(self, observation: object) -> None:
-        """Raises a ValueError unless it fits the layout."""
+        """See `agents.replay.transitions.Layout`."""
         check_array("observation", observation, self._shape, self._dtype, "environment")
+
+    def check_action(self, action: object) -> None:
+        """See `agents.replay.transitions.Layout`."""
+        self._action.check(action)
 
     def row(self, is_first: bool) -> np.ndarray:
         """Returns a row without an action: [W] float32."""
@@ -133,13 +130,12 @@ class UnrollLayout:
             lead = [-1, self.transitions_per_item + 1]
             return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), flat)
 
-        first, valid, reward, discount, returns = tf.unstack(rows[..., :_NUMBERS], axis=-1)
+        _, valid, reward, discount, returns = tf.unstack(rows[..., :_NUMBERS], axis=-1)
         return Unroll(
             observation=self._observations(data),
             action=each(self._action.unpack, rows[..., _NUMBERS:end]),
             reward=reward,
             discount=discount,
-            is_first=first,
             valid=valid,
             returns=returns,
             extras=each(self._extras.unpack, rows[..., end:]),
@@ -203,11 +199,9 @@ class UnrollAdder(TableAdder):
           on_wait: see `TableAdder`.
           table: name of the table.
         """
-        super().__init__(_UnrollWriter(client, table), _MAX_IN_FLIGHT, on_wait)
-        self._layout = layout
+        super().__init__(_UnrollWriter(client, table), layout, _MAX_IN_FLIGHT, on_wait)
         self._discount = discount
         self._steps: list[Any] = []  # Pairs of an observation and its row.
-        self._observation: np.ndarray | None = None  # The newest one, which has no row yet.
         self._is_first = False
         self._returns = self._factor = 0.0
 
@@ -220,16 +214,9 @@ class UnrollAdder(TableAdder):
             self._observation = None
 
     def add_first(self, timestep: dm_env.TimeStep) -> None:
-        """Starts an episode.
-
-        Raises:
-          ValueError: if the step is not a first one, or does not fit the layout.
-        """
-        if not timestep.first():
-            raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
-        self._layout.check_observation(timestep.observation)
-        self.reset()
-        self._observation, self._is_first = timestep.observation, True
+        """Starts an episode; see `TableAdder`."""
+        super().add_first(timestep)
+        self._is_first = True
         self._returns = self._factor = 0.0
 
     def add(
@@ -248,9 +235,7 @@ class UnrollAdder(TableAdder):
         Raises:
           ValueError: if `add_first` was not called, or the step does not fit the layout.
         """
-        if self._observation is None:
-            raise ValueError("expected add_first before add; got an action without an episode")
-        self._layout.check(action, next_timestep.observation)
+        self.check(action, next_timestep)
         reward, discount = float(next_timestep.reward), float(next_timestep.discount)
         self._returns = reward + self._factor * self._returns
         self._factor = self._discount * discount

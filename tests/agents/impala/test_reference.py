@@ -65,7 +65,6 @@ def make_unrolls(is_discrete):
         action=action.astype(np.int32 if is_discrete else np.float32),
         reward=valid * normal(),
         discount=valid * random.choice([0.0, 0.95], shape).astype(np.float32),
-        is_first=np.zeros(shape, np.float32),
         valid=valid,
         returns=3 * normal(),
         extras=extras,

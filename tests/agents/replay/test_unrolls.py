@@ -63,15 +63,13 @@ def play(adder, observations, stack, actions):
             extras["log_prob"] = np.float32(extras["log_prob"])
             total = reward + factor * total
             factor = GAMMA * discount
-            rows.append(
-                [observation(), action, reward, factor, float(step == 0), 1.0, total, extras]
-            )
+            rows.append([observation(), action, reward, factor, 1.0, total, extras])
             seen.append(draw(random, observations))
             kind = dm_env.StepType.LAST if is_last else dm_env.StepType.MID
             adder.add(action, dm_env.TimeStep(kind, reward, discount, seen[-1]), extras)
         if end != "terminated":
             nothing = tree.map_structure(np.zeros_like, (action, extras))
-            rows.append([observation(), nothing[0], 0.0, 0.0, 0.0, 0.0, total, nothing[1]])
+            rows.append([observation(), nothing[0], 0.0, 0.0, 0.0, total, nothing[1]])
     return [Unroll(*row) for row in rows]
 
 
@@ -193,6 +191,8 @@ def test_wrong_steps_are_refused_by_name():
     middle = dm_env.transition(0.0, np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="action of shape"):
         adder.add(np.zeros(3, np.float32), middle)
+    with pytest.raises(ValueError, match="observation of shape"):
+        adder.add(np.zeros(2, np.float32), middle._replace(observation=np.zeros(2, np.float32)))
     with pytest.raises(ValueError, match="expects extras like"):
         adder.add(np.zeros(2, np.float32), middle)
 
