@@ -126,9 +126,7 @@ def make_samples(agent, count):
         extras = {name: normal(*spec.shape) for name, spec in agent.extras_spec.items()}
         valid = (random.random(lead) > 0.1).astype(np.float32)
         discount = valid * random.choice([0.0, 0.5], lead).astype(np.float32)
-        unroll = Unroll(
-            observations(), actions(), normal(), discount, 0 * valid, valid, normal(), extras
-        )
+        unroll = Unroll(observations(), actions(), normal(), discount, valid, normal(), extras)
         return Sample((), (), (), unroll)
     return Sample(
         keys=np.arange(count, dtype=np.uint64),

@@ -192,7 +192,7 @@ def test_wrong_steps_are_refused_by_name():
     with pytest.raises(ValueError, match="action of shape"):
         adder.add(np.zeros(3, np.float32), middle)
     with pytest.raises(ValueError, match="observation of shape"):
-        adder.add(np.zeros(2, np.float32), middle._replace(observation=np.zeros(2, np.float32)))
+        adder.add(np.zeros(2, np.float32), dm_env.transition(0.0, np.zeros(2, np.float32)))
     with pytest.raises(ValueError, match="expects extras like"):
         adder.add(np.zeros(2, np.float32), middle)
 
