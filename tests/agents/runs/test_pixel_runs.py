@@ -83,11 +83,14 @@ def test_it_learns_to_follow_what_it_sees(finished, tmp_path, capsys):
 
 def test_it_goes_on(finished, capsys):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
+    num_splits = len(read_metrics(finished, "time")["wall_time"])
     assert advice.explain(finished, {})
     capsys.readouterr()
     assert d4pg.command.train(options(finished, steps=1700)) == 0
-    # The time split of the first part, with other options, is not printed again.
-    assert "time of the" not in capsys.readouterr().out
+    # The time split of the first part, with other options, is not printed again; on a slow machine
+    # the second part has one of its own.
+    has_split = len(read_metrics(finished, "time")["wall_time"]) > num_splits
+    assert ("time of the" in capsys.readouterr().out) == has_split
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
