@@ -73,6 +73,19 @@ def few_threads():
         gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def not_deterministic():
+    """Ends the determinism that a `--deterministic` run asks for in the process of its test."""
+    yield
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+        from tensorflow.python.framework import config
+
+        if config.is_op_determinism_enabled():
+            config.disable_op_determinism()
+            tf.random.set_seed(None)
+
+
 @pytest.fixture
 def sigint_ignored():
     """Ignores SIGINT, as a command that a script starts with `&` does."""

