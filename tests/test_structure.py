@@ -155,30 +155,6 @@ def test_every_kind_of_import_is_seen(source):
     assert structure.imported(_module("rl_replicator.x", source)) == {"environments.suite"}
 
 
-def test_dangling_imports_are_found(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text("""
-import os, launchpad.nowhere
-from rl_replicator import errors, inputs
-from rl_replicator.errors import ConfigError, NoSuchError
-from rl_replicator.gone import anything
-import numpy.nowhere
-""")
-    assert structure.dangling(path) == [
-        "launchpad.nowhere",
-        "rl_replicator.inputs",
-        "rl_replicator.errors.NoSuchError",
-        "rl_replicator.gone",
-    ]
-
-
-def test_words_are_no_imports():
-    source = (
-        '"""About environments.suite, in words."""\nname = "suite"\nx = "no environments.suite"'
-    )
-    assert structure.imported(_module("rl_replicator.x", source)) == set()
-
-
 def test_circles_are_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"a"}}
     assert structure.circles(graph) == [["a", "b", "c"], ["d", "e"]]

@@ -43,19 +43,6 @@ def test_sides_take_turns_after_a_round_that_does_not_count():
     assert samples == {"a": {RATE: [3, 6]}, "b": {RATE: [4, 5]}}
 
 
-def test_a_clocked_side_counts_both_clocks():
-    figures = harness.clocked(lambda: sum(range(100_000)), amount=10, noun="sums")()
-    by_clock, by_processor = figures[harness.Unit("sums/s")], figures.popitem()[1]
-    assert 0 < by_clock < 10 / 1e-5
-    assert 0 < by_processor < 10 / 1e-5
-
-
-@pytest.mark.parametrize("output", [["--out", "/x/a.json"], ["--out=/x/a.json"]])
-def test_where_a_result_went_is_not_part_of_its_command(monkeypatch, output):
-    monkeypatch.setattr("sys.argv", ["a.py", "--rounds", "5", *output, "--quick"])
-    assert harness.about("a")["command"] == "python -m bench.a --rounds 5 --quick"
-
-
 def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     path = write(tmp_path / "a.json", ours=[20.0, 40.0], peer=[10.0, 10.0])
     document = json.loads(path.read_text())
@@ -68,30 +55,6 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     assert (row["median"], row["least"], row["most"]) == (30.0, 20.0, 40.0)
     assert row["samples"] == [20.0, 40.0]
     assert (row["peer"], row["ratio"]) == ("peer", {"median": 3.0, "least": 2.0, "most": 4.0})
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--out", "."], "expected the path of a file to write, got ."),
-        (["--out", "file/new.json"], "expected the path of a file to write, got file/new.json"),
-        (["--rounds", "0"], "expected an integer of at least 1, got 0"),
-    ],
-)
-def test_bad_options_end_before_the_measurement(tmp_path, monkeypatch, capsys, options, expected):
-    (tmp_path / "file").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        harness.parser("actors", None).parse_args(options)
-    assert expected in capsys.readouterr().err
-
-
-def test_all_benchmarks_write_to_a_folder(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr("sys.argv", ["bench", "--out", str(tmp_path / "file")])
-    with pytest.raises(SystemExit, match="2"):
-        suite.main()
-    assert "expected a folder, got the file" in capsys.readouterr().err
 
 
 def test_a_ratio_above_one_is_always_better():
@@ -113,43 +76,6 @@ def test_regressions_are_printed_beyond_five_percent(tmp_path, monkeypatch, caps
         assert capsys.readouterr().out == printed
 
 
-def test_a_change_within_the_spread_or_a_row_that_is_gone_is_named(tmp_path):
-    before = compare.read(write(tmp_path / "a.json", ours=[10.0, 30.0], peer=[10.0, 10.0]))
-    after = compare.read(write(tmp_path / "b.json", ours=[10.0, 20.0], peer=[10.0, 10.0]))
-    assert list(compare.regressions(before, after)) == [
-        "ours [steps/s]: 2 -> 1.5 x peer, -25%, within the spread of the first file"
-    ]
-    assert list(compare.regressions(after, {})) == [
-        f"{side} [{unit}]: has no row any more"
-        for side in ("ours", "peer")
-        for unit in ("steps/s", "bytes")
-    ]
-
-
-def test_a_figure_of_zero_can_be_compared():
-    def rows(median):
-        spread = {"median": median, "least": median, "most": median}
-        return {("calls", "calls"): {"figure": "calls", "better": "less", **spread}}
-
-    assert list(compare.regressions(rows(0.0), rows(0.0))) == []
-    assert list(compare.regressions(rows(2.0), rows(0.0))) == []
-    assert list(compare.regressions(rows(0.0), rows(2.0))) == ["calls [calls]: 0 -> 2, -100%"]
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (2.0, "2"), (0.01234, "0.0123"), (99.96, "100.0"), (1234.5, "1,234")],
-)
-def test_three_digits(number, text):
-    assert harness.three_digits(number) == text
-
-
-def test_nothing_to_compare_is_an_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path), str(tmp_path)])
-    assert compare.main() == 2
-    assert "expected two result files" in capsys.readouterr().err
-
-
 def test_a_table(tmp_path):
     write(tmp_path / "a.json", ours=[20.0, 40.0], peer=[10.0, 10.0])
     text = "# A\n<!-- bench: a; steps/s; bytes; only o* | q* -->\nold\n<!-- end of bench -->\n"
@@ -161,15 +87,6 @@ def test_a_table(tmp_path):
         "| --- | --- | --- | --- | --- |",
         "| ours | 30 (20 to 40) | 3.00 x peer (2.00 to 4.00) | 8 | 1.00 x peer (1.00 to 1.00) |",
     ]
-
-
-def test_a_table_without_its_unit_or_its_file(tmp_path):
-    write(tmp_path / "a.json", ours=[1.0], peer=[1.0])
-    text = "<!-- bench: {}; joules -->\n<!-- end of bench -->\n"
-    with pytest.raises(ValueError, match=r"expected a unit of a\.json, got 'joules'"):
-        tables.rewrite(text.format("a"), tmp_path, "")
-    made = tables.rewrite(text.format("b"), tmp_path, "")
-    assert made.splitlines()[1] == "Not measured yet: `python -m bench.b`."
 
 
 @pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)

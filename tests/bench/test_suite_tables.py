@@ -6,7 +6,6 @@ from agents.suites import results
 from agents.suites.results import ANCHORS, ResultRow
 from bench import suite_tables, tables
 from bench.harness import ROOT
-from rl_replicator.errors import UsageError
 
 
 @pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)
@@ -55,16 +54,3 @@ def test_a_table(directory):
         "| hopper:hop, td3, paper | 1 | 100,000 | 0.25 | 10 | 0% | 2:05 | 0 | 47 | 176 |",
         "| mean of 2 tasks |  | 100,000 |  | 155 |  |  | 172 | 504 | 572 |",
     ]
-
-
-@pytest.mark.parametrize(
-    ("comment", "message"),
-    [
-        ("a.csv", "expected 'FILE.csv at STEPS ...' in a comment 'results:', got 'a.csv'"),
-        ("b.csv at 5", "expected a result file .*b.csv, found none"),
-        ("anchors.csv at 5", "expected the columns agent, preset"),
-    ],
-)
-def test_a_wrong_comment_is_refused(directory, comment, message):
-    with pytest.raises(UsageError, match=message):
-        suite_tables.rewrite(f"<!-- results: {comment} -->\n<!-- end of results -->\n", directory)

@@ -445,16 +445,9 @@ class Counting(tiny_learners.Regression):
 def a_checkpoint_of_a_run_is_a_snapshot(replicator):
     """Its step count equals the number of steps in its variables."""
     with tempfile.TemporaryDirectory() as folder:
-        learner = Counting(replicator, tiny_learners.Config())
-        training = Training(
-            replicator,
-            learner,
-            RunDirectory(pathlib.Path(folder)),
-            RunOptions(steps_per_call=1, checkpoint_seconds=1000.0),
-        )
-        training._train_until(6)
-        training._save()
-        training._checkpointer.wait()
+        learner = Counting(replicator, tiny_learners.Config(steps=6))
+        run, options = RunDirectory(pathlib.Path(folder)), RunOptions(steps_per_call=1)
+        assert Training(replicator, learner, run, options).run() is None
         found = checkpoints.Checkpointer(pathlib.Path(folder, "checkpoints")).latest().path
         count = parts.VariableValues.read(found / "learner")["count"]
         assert json.loads((found / "progress" / "state.json").read_text())["batches"] == count

@@ -445,11 +445,11 @@ def a_keras_learner_is_evaluated(replicator):
         assert read_metrics(folder, "evaluation")["steps"].tolist() == [2, 4]
 
 
+# Behaviours that end a group. DETAILS["at"] is the time by the clock that all processes share.
+
+
 def num_threads():
     return len(os.listdir("/proc/self/task"))
-
-
-# Behaviours that end a group. DETAILS["at"] is the time by the clock that all processes share.
 
 
 def expect_loss(function, match):

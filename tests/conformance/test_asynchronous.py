@@ -67,12 +67,12 @@ class Job:
         for kind, addresses in self._cluster.items():
             for index in range(len(addresses)):
                 if kind != "chief":
-                    self._start(kind, index)
+                    self.start(kind, index)
         process_ids = {t: forked.program(process) for t, process in self.processes.items()}
         pathlib.Path(f"{self.report}.pids").write_text(json.dumps(process_ids))
-        self._start("chief", 0)
+        self.start("chief", 0)
 
-    def _start(self, kind, index):
+    def start(self, kind, index):
         config = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
         root = str(PROGRAM.parents[2])
         environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": root}
@@ -133,7 +133,7 @@ def test_on_several_machines_a_chief_that_is_started_again_finds_its_servers(tmp
     with Job(tmp_path, 1, 1, names, worker_timeout=16) as job:
         assert job.processes["chief 0"].wait(240) == -signal.SIGKILL
         time.sleep(2 * serving._INTERVAL * serving._REFUSALS)  # The servers notice that it is gone.
-        job._start("chief", 0)
+        job.start("chief", 0)
         report, _ = job.results(240)
         assert report == dict.fromkeys(names), report
 

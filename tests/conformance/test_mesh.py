@@ -42,22 +42,6 @@ class Mlp(snt.Module):
         return self.second(tf.nn.relu(self.first(tf.reshape(x, [-1, 108]))))
 
 
-class ConvNet(snt.Module):
-    """A network whose batch statistics are those of the whole batch."""
-
-    def __init__(self):
-        super().__init__()
-        # Batch norm cancels a bias, so its gradient is noise, which Adam would amplify.
-        self.filters = snt.Conv2D(8, 3, with_bias=False, name="filters")
-        self.norm = rr.CrossReplicaBatchNorm(True, True)
-        self.first = snt.Linear(16, name="first")
-        self.second = snt.Linear(1, name="second")
-
-    def __call__(self, x):
-        x = tf.nn.relu(self.norm(self.filters(x), is_training=True))
-        return self.second(tf.nn.relu(self.first(tf.reduce_mean(x, [1, 2]))))
-
-
 def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, **options):
     """Returns the model and the optimizer after `steps` steps; compiles nothing if that is 0."""
     with replicator.scope():
@@ -522,12 +506,6 @@ def test_outputs_of_different_shapes_cannot_be_stacked(replicator):
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(6).batch(4))
     with pytest.raises(rr.ConfigError, match="same shape in all steps of a call"):
         replicator.replicate(lambda x: x, inputs, 2)()
-
-
-def test_filters_cannot_be_split():
-    layouts = {"filters/w": ("none", "none", "none", "model")}
-    with pytest.raises(rr.ConfigError, match="got Conv2D .Filter for convolution must have fully"):
-        train(rr.MeshReplicator(MESH, layouts), ConvNet, 10)
 
 
 def test_variables_from_elsewhere(replicator):

@@ -45,20 +45,6 @@ def test_its_loss_corrects_for_priorities(command):
     assert float(output.metrics["critic_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_its_policy_keeps_away_from_the_limits_of_actions(command, sign):
-    config = dataclasses.replace(
-        command.config(), policy_layers=(4,), critic_layers=(4,), preactivation_penalty=100.0
-    )
-    agent = command.make_agent(config, fixed_samples.make_spec())
-    module = agent.make_module(rr.make("single_device"), 100)
-    bias = next(v for v in module.online.policy.variables if v.name.endswith("head/b:0"))
-    bias.assign([5.0 * sign, -5.0 * sign])
-    module.step_fn(tree.map_structure(tf.constant, fixed_samples.make_samples(16)))
-    rate = config.policy_learning_rate  # The length of Adam's first step.
-    np.testing.assert_allclose(bias, [sign * (5 - rate), sign * (rate - 5)], rtol=1e-6)
-
-
 @pytest.mark.timeout(300)
 def test_it_learns_and_is_evaluated(command, tmp_path, capsys):
     config = command.config()

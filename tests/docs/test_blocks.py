@@ -46,25 +46,6 @@ def test_no_code_is_untested(document):
     assert blocks.untested(document) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Text:\n\n    import numpy\n", ["    import numpy"]),
-        ("Text:\n\n    x = 1\n", ["    x = 1"]),
-        ("```\nx = 1\n```\n", ["```"]),
-        ("```py\nx = 1\n```\n", ["```py"]),
-        ("- item\n\n  ```ruby\n  x\n  ```\n", ["  ```ruby"]),
-        ("- item\n\n  ```python\n  x\n  ```\n", ["  ```python"]),
-        ("```python\ndef f():\n    x = 1\n```\n", []),
-        ("    make run\n    python -m module --option=1\n", []),
-    ],
-)
-def test_untested_code_is_found(text, found, tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text(text)
-    assert blocks.untested(path) == found
-
-
 PAGE = """\
 <!-- python
 count = 100
@@ -104,11 +85,3 @@ def test_a_notebook_is_stored_as_it_ran(notebook):
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
     kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
     assert {"stream", "display_data"} <= kinds and "error" not in kinds
-
-
-@pytest.mark.parametrize("text", ["<!-- python: a -> b -->\n", "```python\nx = 1\n"])
-def test_comments_without_effect_are_errors(text, tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="expected"):
-        blocks.program(path)

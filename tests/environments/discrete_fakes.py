@@ -123,7 +123,3 @@ def make_target(seed: int) -> DiscreteTarget:
 
 def make_buttons(seed: int) -> Buttons:
     return Buttons(seed)
-
-
-def make_bits(seed: int) -> Bits:
-    return Bits(seed)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import struct
 import tempfile
 import time
 
@@ -105,6 +104,17 @@ def ends_once(seed):
     return environment
 
 
+def fading(seed):
+    """Not wrong: fewer rewards with each step of all episodes, half a discount, a termination."""
+    steps = itertools.count(1)
+
+    def step(timestep):
+        discount = 0.0 if timestep.last() else 0.5
+        return timestep._replace(reward=timestep.reward / next(steps), discount=discount)
+
+    return _Changed(seed, step=step)
+
+
 def crash(seed):
     return _Changed(seed, step=lambda t: t.no_such_attribute)
 
@@ -132,35 +142,6 @@ def hang(seed):
 
 def unseeded(seed):
     return _Changed(np.random.randint(2**31))
-
-
-_MADE = itertools.count()
-
-
-def curriculum(seed):
-    """Not wrong: each environment that is made has longer episodes."""
-    environment = good(seed)
-    environment._length = 5 + next(_MADE)
-    return environment
-
-
-def global_generator(seed):
-    """Draws from NumPy's global generator, which every new environment seeds again."""
-    np.random.seed(seed)
-    environment = good(seed)
-    environment._random = np.random
-    return environment
-
-
-def fading(seed):
-    """Not wrong: rewards are divided by the number of steps so far, over all episodes."""
-    steps = itertools.count(1)
-    return _Changed(seed, step=lambda t: t._replace(reward=t.reward / next(steps)))
-
-
-def time_is_up(seed):
-    """Its time limit is reported as a termination."""
-    return _Changed(seed, step=lambda t: t._replace(discount=0.0) if t.last() else t)
 
 
 def halving(seed):
@@ -204,12 +185,6 @@ def boom_later(seed):
     """Fails for every seed but 0."""
     if seed:
         raise RuntimeError(f"no seed {seed}")
-    return good(seed)
-
-
-def c_int(seed):
-    """Passes its seed to a simulator in C."""
-    struct.pack("i", seed)
     return good(seed)
 
 
@@ -276,21 +251,6 @@ def inverted_physics(seed):
 def inverted_within(inner):
     """A wrapper that draws the wrapped environment with dm_control."""
     return _InvertedPhysics(inner, inner.wrapped.physics)
-
-
-class _DrawnByMujoco(_InvertedPhysics):
-    """Draws with MuJoCo's own renderer."""
-
-    def render(self, height, width, camera_id=0):
-        import mujoco
-
-        with mujoco.Renderer(self.physics.model.ptr, height, width) as renderer:
-            renderer.update_scene(self.physics.data.ptr, camera_id)
-            return 255 - renderer.render()
-
-
-def drawn_by_mujoco(inner):
-    return _DrawnByMujoco(inner, inner.wrapped.physics)
 
 
 class _Drawing(_Halved):

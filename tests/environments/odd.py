@@ -41,18 +41,6 @@ class Old(Odd):
         return super().reset()[0]
 
 
-class Simulated(Odd):
-    """Its innermost object is a simulator, which is no environment."""
-
-    def __init__(self, seed):
-        super().__init__()
-        self.random = np.random.default_rng(seed)
-
-    @property
-    def unwrapped(self):
-        return self.random
-
-
 class SameStart(Odd):
     """Seeds its generator in every reset."""
 
@@ -60,35 +48,25 @@ class SameStart(Odd):
         return super().reset(seed=7 if seed is None else seed)
 
 
-class Stuck(Odd):
-    """Its second action can only be 3."""
+class Flawed(Odd):
+    """A fixed action, huge rewards, a clock in seconds, no frames; and it hides its generator."""
 
-    def __init__(self):
+    def __init__(self, seed):
         super().__init__()
+        self.random = np.random.default_rng(seed)
         self.action_space = Box(np.float32([-2, 3]), np.float32([5, 3]))
-
-
-class Overpaid(Odd):
-    """Has rewards whose squares overflow in float32."""
-
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, 1e30 * reward, *rest
-
-
-class Dated(Odd):
-    """Observes the time in seconds, which float32 cannot count."""
-
-    def __init__(self):
-        super().__init__()
         self.observation_space = Box(0, 2**62, (1,), np.int64)
+
+    @property
+    def unwrapped(self):
+        return self.random  # As of a simulator, which is no environment.
 
     def observe(self):
         return np.array([1_764_000_000 + self.time])
 
-
-class Blind(Odd):
-    """Cannot draw."""
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 1e30 * reward, *rest
 
     def render(self):
         raise RuntimeError("no context")
@@ -126,82 +104,20 @@ def old(seed):
     return Old()
 
 
-def simulated(seed):
-    return Simulated(seed)
-
-
 def same_start(seed):
     return SameStart()
 
 
-def stuck(seed):
-    return Stuck()
-
-
-def overpaid(seed):
-    return Overpaid()
+def flawed(seed):
+    return Flawed(seed)
 
 
 def normalized(seed):
     return gymnasium.wrappers.NormalizeObservation(Odd())
 
 
-def dated(seed):
-    return Dated()
-
-
-def blind(seed):
-    return Blind()
-
-
 def transparent(seed):
     return Transparent()
-
-
-class Drawing(Odd):
-    """Draws with MuJoCo, which it opens in its constructor as its module was imported before."""
-
-    def __init__(self, render_mode=None):
-        import mujoco
-
-        super().__init__()
-        model = mujoco.MjModel.from_xml_string(
-            "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
-        )
-        self.data = mujoco.MjData(model)
-        mujoco.mj_forward(model, self.data)
-        self.renderer = mujoco.Renderer(model, 48, 64)
-
-    def render(self):
-        self.renderer.update_scene(self.data)
-        return self.renderer.render()
-
-
-gymnasium.register("tests/Drawing-v0", Drawing)
-
-
-class DrawnLate(Odd):
-    """Makes Gymnasium's renderer of MuJoCo with the first frame, under a name of its own."""
-
-    def __init__(self, render_mode=None):
-        import mujoco
-
-        super().__init__()
-        self.model = mujoco.MjModel.from_xml_string(
-            "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
-        )
-        self.data = mujoco.MjData(self.model)
-        mujoco.mj_forward(self.model, self.data)
-        self._drawer = None
-
-    def render(self):
-        from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
-
-        self._drawer = self._drawer or MujocoRenderer(self.model, self.data, None, 64, 48)
-        return self._drawer.render("rgb_array")
-
-
-gymnasium.register("tests/DrawnLate-v0", DrawnLate)
 
 
 class Holding(Odd):

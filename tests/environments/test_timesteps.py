@@ -9,7 +9,6 @@ from dm_env import specs
 
 import environments
 from environments import EnvironmentDataError
-from environments.flat import timesteps
 
 
 class Faulty(dm_env.Environment):
@@ -129,21 +128,6 @@ def test_a_reward_beyond_its_bounds_is_told_once(caplog, spec, reward, is_told):
     expected = [f"{name}: a reward of {reward:.7g} is beyond the declared bounds; correct"]
     found = [text.partition(" reward_spec()")[0] for text in caplog.messages]
     assert found == (expected if is_told else [])
-
-
-def test_bounds_of_observations_are_known_and_not_checked():
-    inf = np.inf
-    spec = {
-        "position": specs.BoundedArray((2, 2), float, [0.0, 1.0], 3.0),
-        "speed": specs.Array((), float),
-        "is_open": specs.BoundedArray((), bool, False, True),
-    }
-    converter = timesteps.TimeStepConverter("name", spec, specs.Array((), float))
-    bounds = [[0, 1, 0, 1, -inf, 0], [3, 3, 3, 3, inf, 1]]
-    np.testing.assert_array_equal(converter.observation_bounds, bounds)
-    beyond = {"position": np.full((2, 2), 9.0), "speed": 0.0, "is_open": True}
-    observation = converter.begin(dm_env.restart(beyond)).observation
-    np.testing.assert_array_equal(observation, [9, 9, 9, 9, 0, 1])
 
 
 def test_an_episode_that_begins_before_the_last_one_ends():

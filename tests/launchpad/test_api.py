@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import logging
@@ -52,10 +51,6 @@ def find(name):
             found = getattr(found, part)
         return found
     raise AttributeError(name)
-
-
-def test_the_table_is_read():
-    assert len(ROWS) > 50 and len({name for name, _, _ in ROWS}) == len(ROWS)
 
 
 @pytest.mark.parametrize(("name", "here", "text"), ROWS, ids=[name for name, _, _ in ROWS])
@@ -133,17 +128,10 @@ class Attributes:
     inner: object
 
 
-@dataclasses.dataclass(frozen=True)
-class Fields:
-    inner: object
-
-
 @pytest.mark.parametrize(
     ("labels", "twice"),
     [
         ({"one": lambda n: lp.MultiProcessingColocation([n])}, "one/0 and in one/1"),
-        ({"one": lambda n: lp.MultiProcessingColocation([n, n])}, "one/0 and in one/1"),
-        ({"one": lambda n: lp.MultiThreadingColocation([n, n])}, "one/0 and in one/0"),
         (
             {"one": lambda n: n, "two": lambda n: lp.MultiThreadingColocation([n])},
             "one/0 and in two/0",

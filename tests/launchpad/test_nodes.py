@@ -320,6 +320,9 @@ def test_a_batch_takes_calls_of_any_style(call_together):
     assert call_together(kinds, ((array,), {}), ((array,), {})) == ["ndarray"] * 2
 
 
+# -- colocation --------------------------------------------------------------------------
+
+
 class _WhoAmI:
     """Returns the id of the stop event of the node in which it runs."""
 
@@ -345,9 +348,6 @@ def test_a_batched_method_runs_in_its_node():
     assert [client.batched(1) for client in clients] == plain and plain[0] != plain[1]
     for manager in managers:
         manager.stop_and_wait()
-
-
-# -- colocation --------------------------------------------------------------------------
 
 
 def test_colocated_nodes_share_a_process(engine, tmp_path):

@@ -261,9 +261,8 @@ class _Stranger(grpc.GenericRpcHandler):
         self._server.stop(0).wait()
 
 
-@pytest.mark.parametrize("is_future", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "other program", "other node"])
-def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, kind, is_future):
+def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, kind):
     """It collects nothing that it could send to the node's successor, and answers nothing."""
     server, address = _serve(identity="node"), lp.Address()
     address.key = "node"
@@ -274,7 +273,7 @@ def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, kind, is_f
     stranger, successor = _Stranger(server.address, kind), _serve(identity="node")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         try:
-            answer = client.futures.same(2) if is_future else pool.submit(client.same, 2)
+            answer = pool.submit(client.same, 2)
             with pytest.raises(concurrent.futures.TimeoutError):
                 answer.result(1)
             runtime.publish("node", successor.address)
@@ -331,26 +330,6 @@ def test_another_account_is_refused(way):
         assert not runs
     finally:
         server.stop()
-
-
-def test_a_recorded_call_does_not_run_in_a_restarted_server(runtime, proxied):
-    server, proxy, runs = proxied
-    assert lp.CourierClient(proxy.address).count(0) == 1
-    recorded = b"".join(proxy.sent)
-    server.stop()
-    successor = _serve(server.address)
-    successor.bind("count", runs.append)
-    try:
-        with socket.create_connection(proxy.target) as stranger:
-            stranger.sendall(recorded)
-            stranger.settimeout(60)
-            with contextlib.suppress(OSError):
-                while stranger.recv(1 << 16):  # Until the server closes the connection.
-                    pass
-        assert runs == [0]
-        assert lp.CourierClient(proxy.address).count(1) is None and runs == [0, 1]
-    finally:
-        successor.stop()
 
 
 def _listening_ports() -> set:
@@ -777,11 +756,10 @@ def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     def wait_for(text):
         wait_until(lambda: text in caplog.text)
 
-    client = lp.CourierClient("127.0.0.1:9", call_timeout=60)
+    client = lp.CourierClient("127.0.0.1:9", call_timeout=1.5)
     call = client.futures.same(1)
     wait_for("stranger/0: waiting for the server of 127.0.0.1:9")
-    client._connection.timeout = 0.3
-    with pytest.raises(lp.CourierDeadlineError, match=r"not reached in 0\.3 s"):
+    with pytest.raises(lp.CourierDeadlineError, match=r"not reached in 1\.5 s"):
         call.result(60)
     late = lp.Address("late")
     with pytest.raises(TimeoutError, match=r"no address in 0\.1 s"):

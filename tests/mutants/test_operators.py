@@ -40,14 +40,3 @@ def test_a_mutant_differs_in_one_place():
     found = {mutant.name: mutant for mutant in mutants(SOURCE)}
     mutant = found["update: -x -> x"]
     assert mutant.line == 7 and mutant.source == SOURCE.replace("-x /", "(x) /")
-
-
-def test_equal_faults_of_one_function_have_names_of_their_own():
-    names = [mutant.name for mutant in mutants("def f():\n    return g(0) + g(0)\n")]
-    assert len(names) == len(set(names)) == 3
-
-
-def test_an_axis_becomes_another_one():
-    """-1 and 1 are the same axis of a matrix; a strict zip matters only beside another fault."""
-    found = mutants("def f():\n    return g(x, axis=-1), g(x, axis=0), zip(y, strict=True)\n")
-    assert [mutant.name for mutant in found] == ["f: -1 -> 0", "f: 0 -> 1"]

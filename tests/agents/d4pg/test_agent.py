@@ -239,23 +239,6 @@ def test_networks_are_drawn_after_those_of_the_learner(make, monkeypatch):
     assert order == ["the learner has drawn", "drawn"]
 
 
-@pytest.mark.parametrize(("exponent", "average"), [(0.0, 1), (0.6, 20)])
-def test_a_uniform_table_gets_no_priorities_and_an_average_is_optional(
-    exponent, average, monkeypatch
-):
-    writers = []
-    monkeypatch.setattr("agents.off_policy_agent.PriorityWriter", lambda *on: writers.append(on))
-    config = dataclasses.replace(
-        CONFIG, policy_average=average, replay=ReplayConfig(priority_exponent=exponent)
-    )
-    agent = D4PG(config, make_spec())
-    learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], 100)
-    assert writers == ([] if exponent == 0 else [(["localhost:1"], 1.0)])
-    assert ("average_policy" in learner.network_names) == (average > 1)
-    policy = agent.make_evaluation_policy(learner)
-    assert ("average_policy" in policy.networks) == (average > 1)
-
-
 def test_a_replay_in_the_same_process_feeds_the_learner_and_gets_its_priorities(tmp_path):
     """The replay of `--deterministic` runs."""
     agent = D4PG(CONFIG, make_spec())

@@ -69,18 +69,6 @@ class NoisyPolicy(Agent):
         return snt.Sequential([policy, lambda x: x + tf.random.normal(tf.shape(x))], name=name)
 
 
-def holding(config, context):
-    """Waits for a random number of steps, and then holds a random action."""
-
-    def explore(action):
-        if context.random.uniform() < 0.2:
-            context.memory["held"] = context.random.uniform(-1, 1, action.shape)
-        held = context.memory.setdefault("held", None)
-        return action if held is None else held
-
-    return explore
-
-
 def drifting(config, context):
     """Changes an array of its memory in place, of which it keeps a reference."""
     drift = context.memory.setdefault("drift", np.zeros(1, np.float32))
@@ -158,9 +146,7 @@ def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):
     assert make_node(Agent, tmp_path) is not None
 
 
-@pytest.mark.parametrize(
-    ("exploration", "end"), [("holding", 1), ("holding", 30), ("drifting", 30), ("nesting", 30)]
-)
+@pytest.mark.parametrize(("exploration", "end"), [("drifting", 1), ("nesting", 30)])
 def test_a_continued_run_has_the_memory_of_its_exploration(tmp_path, monkeypatch, exploration, end):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
     monkeypatch.setattr(lp, "stop", lambda: None)

@@ -7,10 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-import dm_env
 import numpy as np
 import pytest
-from dm_env import specs
 
 import environments
 from agents.deterministic.episode import SavedEpisode
@@ -166,47 +164,3 @@ def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
         CheckpointError, match="another observation after action 7; keep all of its"
     ):
         other.restore(tmp_path)
-
-
-class Counting(dm_env.Environment):
-    """The episode's number determines its rewards or its length."""
-
-    def __init__(self, kind):
-        self._random, self._kind = np.random.RandomState(0), kind
-        self._episode = self._step = 0
-
-    def reset(self):
-        self._episode, self._step = self._episode + 1, 0
-        return dm_env.restart(np.zeros(1, np.float32))
-
-    def step(self, action):
-        self._step += 1
-        length, reward = 3, 1.0
-        if self._kind == "reward":
-            reward = float(self._episode)
-        else:
-            length = self._episode + 1
-        make = dm_env.truncation if self._step == length else dm_env.transition
-        return make(reward, np.zeros(1, np.float32))
-
-    def observation_spec(self):
-        return specs.Array((1,), np.float32)
-
-    def action_spec(self):
-        return specs.BoundedArray((1,), np.float32, -1.0, 1.0)
-
-
-@pytest.mark.parametrize(("kind", "steps", "action"), [("reward", 4, 1), ("end", 5, 2)])
-def test_what_depends_on_earlier_episodes_is_noticed(tmp_path, kind, steps, action):
-    """The second episode was saved, but the new environment begins with its first."""
-
-    def make():
-        noise = np.random.default_rng(1)
-        return SavedEpisode(environments.adapt(Counting(kind)), Recorder(), noise)
-
-    before = make()
-    for _ in range(steps):
-        before.step()
-    before.save(tmp_path)
-    with pytest.raises(CheckpointError, match=f"another reward, .* after action {action}; keep"):
-        make().restore(tmp_path)

@@ -118,20 +118,12 @@ def test_an_unknown_encoder_is_refused_in_one_line(kind, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("\n1 / 0\n", "--agent.encoder: expected the module ruined.parts to be imported, got Zero"),
-        ("import no_such_library", "got ModuleNotFoundError: No module named 'no_such_library'"),
-    ],
-)
-def test_an_encoder_whose_package_raises_is_refused_in_one_line(
-    tmp_path, monkeypatch, code, message
-):
+def test_an_encoder_whose_package_raises_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "ruined").mkdir()
-    (tmp_path / "ruined" / "__init__.py").write_text(code)
+    (tmp_path / "ruined" / "__init__.py").write_text("\n1 / 0\n")
     (tmp_path / "ruined" / "parts.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
+    message = "--agent.encoder: expected the module ruined.parts to be imported, got Zero"
     with pytest.raises(ConfigError, match=message) as error:
         make_encoder("ruined.parts:make", tf.float32, "encoder")
     assert "\n" not in str(error.value) and "__init__.py, line" in str(error.value)

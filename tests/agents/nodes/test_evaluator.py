@@ -14,7 +14,6 @@ from agents.learning.weights import EVERYTHING, LEARNER_STEPS, WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.run_plan import EvaluationSchedule
-from environments.fakes import TargetMatching
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -204,20 +203,6 @@ def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypat
     assert table["episodes"].tolist() == [2, 1, 2]
 
 
-def test_an_evaluation_of_a_lost_future_is_made_again(tmp_path):
-    counter = Counter(tmp_path, total_steps=900, restored=None)
-    counter.lease(0, 90, 0.0, [])
-    snapshot = counter.snapshot()
-    counter.lease(0, 10, 0.0, [])
-    record(counter, 100, 5.0)
-    # Killed; a checkpoint of 110 steps is saved while step 100 is evaluated again.
-    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
-    counter.lease(0, 20, 0.0, [])
-    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
-    assert counter.progress().evaluation_step == 0
-    assert read_metrics(tmp_path, "evaluator")["environment_steps"].size == 0
-
-
 def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_there_was(tmp_path):
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 250, 0.0, [])
@@ -227,21 +212,6 @@ def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_th
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
     record(counter, 300, 1.0)
     assert best_return(tmp_path) == 9.0
-    record(counter, 400, 5.0)
-    assert best_return(tmp_path) == 5.0
-
-
-def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path):
-    """Not even when the run has since passed the step at which it was saved."""
-    counter = Counter(tmp_path, total_steps=900, restored=None)
-    counter.lease(0, 250, 0.0, [])
-    record(counter, 200, 4.0)
-    snapshot = counter.snapshot()
-    record(counter, 300, 9.0)
-    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
-    record(counter, 300, 1.0)
-    counter.lease(0, 100, 0.0, [])
-    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
     record(counter, 400, 5.0)
     assert best_return(tmp_path) == 5.0
 
@@ -278,17 +248,6 @@ def test_a_continued_run_knows_the_bias_of_q(tmp_path):
     counter.report_learner(8, 0.0, {"soft_q_mean": 2.0})
     record(counter, 200, 5.0, discounted_return=3.0)
     assert np.isnan(read_metrics(tmp_path, "evaluator")["q_bias"][-1])
-
-
-def test_an_evaluation_that_fails_closes_its_environment(tmp_path, stops, monkeypatch):
-    closed = []
-    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
-    monkeypatch.setattr(TargetMatching, "step", lambda *_: 1 / 0)
-    counter = Counter(tmp_path, total_steps=500, restored=None)
-    node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
-    with pytest.raises(ZeroDivisionError):
-        node.evaluate(300, 1)
-    assert len(closed) == 1
 
 
 class Endless(dm_env.Environment):

@@ -18,7 +18,6 @@ from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.nodes.saver import holds_last_step
 from agents.replay.config import ReplayConfig
-from agents.replay.table import TABLE
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import WORKER_LOST_STATUS
@@ -236,27 +235,6 @@ def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, mon
     replay.close()
     assert not resets and holds_last_step(run_dir)
     assert Checkpointer(RunDirectory(run_dir).checkpoints).latest() is not None
-
-
-@pytest.mark.timeout(180)
-def test_actors_fill_one_of_two_replay_servers_while_the_other_one_is_full(
-    learning, tmp_path, run_dir
-):
-    """It has just started, or it was killed before a checkpoint and came back empty."""
-    half = MIN_SIZE // 2
-    replays = [Replay(tmp_path / f"replay{n}", n, num_shards=2) for n in (half, 0)]
-    counter = Counter(run_dir, TOTAL, restored=None)
-    learning(run_dir, replays, counter)
-    assert wait_for(lambda: counter.may_run_ahead(True))
-    replays[1].insert(half)
-    assert wait_for(lambda: counter.progress().learner_steps > 0)
-    assert not counter.may_run_ahead(False)
-    replays[1].client.reset(TABLE)
-    assert wait_for(lambda: counter.may_run_ahead(True))
-    trained = counter.progress().learner_steps
-    replays[1].insert(half)
-    replays[0].insert(2)
-    assert wait_for(lambda: counter.progress().learner_steps > trained)
 
 
 @pytest.mark.timeout(180)

@@ -153,27 +153,6 @@ def test_the_network_and_caches():
     assert limit(cached, learners) == pytest.approx((4 - 0.5) / 0.5e-3)
 
 
-@pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
-def test_more_never_predicts_less(hardware):
-    parts = dataclasses.replace(PARTS, insert_server=1e-4, sample_server=1e-5, sample_learner=1e-5)
-    changes = ({}, {"actors": 64, "samples_per_insert": 400}, {"actors": 8, "evaluation": 0.1})
-    for run in (dataclasses.replace(RUN, **one) for one in changes):
-        before = predict(parts, run, hardware)
-        assert before.resources[0].load(before.actions) == pytest.approx(1)
-        more = [(dataclasses.replace(run, actors=2 * run.actors), hardware)]
-        more += [
-            (run, dataclasses.replace(hardware, **{name: 2 * value}))
-            for name, value in dataclasses.asdict(hardware).items()
-            if value is not None and name != "latency_us"
-        ]
-        for changed_run, changed_hardware in more:
-            assert predict(parts, changed_run, changed_hardware).actions >= before.actions
-        # A part that takes longer never makes a run faster.
-        for name in ("environment", "policy_row", "insert_server", "sample_server", "step_row"):
-            slower = dataclasses.replace(parts, **{name: 2 * getattr(parts, name)})
-            assert predict(slower, run, hardware).actions <= before.actions
-
-
 def parsed(*words):
     """The options of a run of D4PG."""
     return trainables.load("d4pg").parse(words, {})

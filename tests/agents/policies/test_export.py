@@ -92,7 +92,7 @@ def _config(command, pixels):
     return kind(**small)
 
 
-def _make_run(path, command, pixels, wrap=(), env=ENV):
+def make_run(path, command, pixels, wrap=(), env=ENV):
     """Writes the directory of a run as training does, with untrained weights."""
     common = {"env": env, "wrap": wrap, "agent": _config(command, pixels)}
     if pixels:
@@ -167,7 +167,7 @@ def exported(tmp_path_factory):
     for name, (command, pixels, kinds) in cases.items():
         (root / name).mkdir()
         env = BUTTONS if name == "dqn" else ENV
-        run_dir = _make_run(root / name / "run", command, pixels, env=env)
+        run_dir = make_run(root / name / "run", command, pixels, env=env)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
         np.savez(root / name / "expected.npz", **expected)
@@ -336,7 +336,7 @@ def test_bad_input_writes_nothing(exported, tmp_path, monkeypatch, capsys, words
 def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     """A wrapper may change observations and actions, as this one does."""
     wrap = "tests.agents.policies.range_fake:Changed"
-    run_dir, out = _make_run(tmp_path / "run", td3.command, None, (wrap,)), tmp_path / "out"
+    run_dir, out = make_run(tmp_path / "run", td3.command, None, (wrap,)), tmp_path / "out"
     assert main.main(["export", str(run_dir), "--format", "numpy", "--out", str(out)]) == 0
     policy, loaded = load_policy(run_dir), exported_policies.load(out)
     environment = policy.make_environment(seed=2)
@@ -377,7 +377,7 @@ def make_scaled(config, environment_spec):
 def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
     factory = f"{__name__}:make_scaled"
     command = dataclasses.replace(td3.command, config=HalfConfig, factory=factory)
-    run_dir = _make_run(tmp_path / "run", command, None)
+    run_dir = make_run(tmp_path / "run", command, None)
     policy = restore(RunDirectory(run_dir), command)
     environment = policy.make_environment(seed=2)
     observation = environment.reset().observation

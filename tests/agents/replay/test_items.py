@@ -88,25 +88,6 @@ def test_the_last_item_repeats_its_rows(start):
     assert held(address) == 1
 
 
-def test_transitions_and_not_items_are_in_flight(start):
-    """The limiter admits one item."""
-    limiter = reverb.rate_limiters.Queue(1)
-    address = start(queue_table.make_table(LAYOUT, rate_limiter=limiter))
-    adder = write(address, 3 * LENGTH, in_flight=2 * LENGTH)
-    adder.flush()  # Two of the three items are not in the table yet.
-    adder = write(address, 2 * LENGTH, in_flight=2 * LENGTH - 1)
-
-    class GivenUpError(Exception):
-        pass
-
-    def give_up(seconds):
-        raise GivenUpError
-
-    adder._on_wait = give_up
-    with pytest.raises(GivenUpError):
-        adder.flush()
-
-
 def draws(addresses, count, layout=LAYOUT):
     """`count` batches of observations, [count, B] int, and the last `Sample`."""
     dataset = make_input_fn(addresses, layout, DEMAND)(None)

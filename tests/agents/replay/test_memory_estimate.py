@@ -75,19 +75,6 @@ def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
     assert size.bytes_each - 1_750 == pytest.approx(share * FRAME_BYTES, abs=0.06 * FRAME_BYTES)
 
 
-def test_longer_chunks_share_more():
-    """Noise that several frames share is stored once per chunk."""
-
-    class Same(Noise):
-        def _observe(self):
-            self._random = np.random.default_rng(0 if self._time else 1)
-            return super()._observe()
-
-    sizes = [estimated(Same((64,) * 99), chunk=length).bytes_each for length in (1, 4)]
-    assert sizes[0] - 1_750 == pytest.approx(FRAME_BYTES, rel=0.06)
-    assert sizes[1] - 1_750 < 0.6 * FRAME_BYTES
-
-
 def test_an_item_of_several_transitions_is_shared():
     """Measured: 1,315 bytes less in items of 8 than in items of 1."""
     sizes = [estimated(Noise((0,) * 99), length=length).bytes_each for length in (1, 8)]

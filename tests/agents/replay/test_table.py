@@ -126,15 +126,6 @@ def test_priorities_reach_the_table(server, layout, lowest):
     assert writer.num_dropped_batches == 0
 
 
-def test_priorities_never_wait_for_the_table(server):
-    writer = PriorityWriter([f"localhost:{server.port}"])
-    deadline = time.monotonic() + 60
-    while not writer.num_dropped_batches:  # If it waited, the queue would never be full.
-        assert time.monotonic() < deadline
-        writer.write([(np.zeros(256, np.uint64), np.ones(256, np.float32))])
-    writer.close()
-
-
 def test_a_full_queue_drops_its_oldest_batch(monkeypatch):
     """The newest priorities are the most accurate: they come from the learner's newest weights."""
     is_busy, may_go_on, written = threading.Event(), threading.Event(), []

@@ -423,44 +423,6 @@ def test_the_garbage_collector_makes_no_opengl_call():
         pass
 
 
-def test_frames_survive_threads_that_open_lose_and_collect_contexts():
-    environment = environments.make("cartpole:swingup", 2, FAST(16, 16))
-    expected = environment.reset().observation
-    before = gl_context.count()
-    done = threading.Event()
-    errors = []
-
-    def churn():
-        try:
-            while not done.is_set():
-                owner = Owner()
-                context = gl_context.Context(owner, 8, 8)
-                with context.current():
-                    gc.collect(0)
-                context.close()
-                _lose(8)
-                gc.collect(1)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=churn) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(30):
-            np.testing.assert_array_equal(environment.frame(), expected)
-        environment.close()  # Also with a new context of its own:
-        np.testing.assert_array_equal(environment.frame(), expected)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert not errors
-    gc.collect()
-    environment.frame()
-    assert gl_context.count() == before
-
-
 def test_the_interpreter_exits_while_daemon_threads_draw():
     script = """
 import threading, time

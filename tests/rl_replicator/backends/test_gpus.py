@@ -67,30 +67,6 @@ def test_the_reduction_can_be_chosen(monkeypatch):
     assert replicator.strategy.extended._cross_device_ops is ops
 
 
-def sparse_operations(replicator):
-    """Returns the nodes of a step with a sparse gradient; see `operations`."""
-    with replicator.scope():
-        table = tf.Variable(tf.ones([5, 2]))
-        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
-
-    def step_fn(words):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, words))
-        optimizer.apply(tape.gradient(loss, [table]), [table])
-
-    return operations(replicator, step_fn, tf.constant([1, 1, 3]))
-
-
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_gpus_leave_sums_of_rows_to_the_host(monkeypatch):
-    """Their kernels have no fixed order, so the replicas' tables would differ in the last bits."""
-    monkeypatch.setattr(devices, "_available", lambda: GPUS)
-    counts = sparse_operations(rr.MultiDeviceReplicator(devices=GPUS))
-    assert {device for op, device in counts if op == "UnsortedSegmentSum"} == {"CPU:0"}
-    plain = sparse_operations(rr.make("multi_device:2"))
-    assert not [op for op, _ in plain if op == "UnsortedSegmentSum"]
-
-
 def test_a_mesh_of_gpus_refuses_what_lives_on_the_host():
     mesh = types.SimpleNamespace(device_type=lambda: "GPU")
     with pytest.raises(rr.ConfigError, match="got int32 for variable 'count'; use"):

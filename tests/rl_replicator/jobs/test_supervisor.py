@@ -13,7 +13,6 @@ import pytest
 
 from rl_replicator.jobs import supervisor
 from tests.suite.leftovers import is_alive
-from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SUPERVISOR = (sys.executable, "-m", "rl_replicator.jobs")
@@ -91,10 +90,6 @@ def starts(folder, name):
 
 def all_gone(numbers):
     return not any(map(is_alive, numbers))
-
-
-def wait_until_gone(numbers):
-    wait_until(lambda: all_gone(numbers))
 
 
 @pytest.mark.processes

@@ -53,19 +53,24 @@ def make(kind, path, replicas="single_device", steps_per_call=5, seconds=1000.0,
     )
 
 
-def interrupt(training, monkeypatch, after, *numbers):
-    """Sends this process signals, by default SIGINT, once the loop has absorbed `after` calls."""
-    absorb, absorbed = training._absorb, []
+def interrupted(kind, *numbers):
+    """A learner whose 14th batch sends this process signals, by default SIGINT."""
 
-    def wrapped(call, outputs):
-        count = absorb(call, outputs)
-        absorbed.append(call)
-        if len(absorbed) == after:
-            for number in numbers or (signal.SIGINT,):
-                os.kill(os.getpid(), number)
-        return count
+    class Interrupted(kind):
+        def input_fn(self, context):
+            def send(number):
+                if number == 13:
+                    for one in numbers or (signal.SIGINT,):
+                        os.kill(os.getpid(), one)
+                return number
 
-    monkeypatch.setattr(training, "_absorb", wrapped)
+            def pass_on(number, batch):
+                with tf.control_dependencies([tf.numpy_function(send, [number], tf.int64)]):
+                    return tf.nest.map_structure(tf.identity, batch)
+
+            return super().input_fn(context).enumerate().map(pass_on)
+
+    return Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -91,25 +96,12 @@ def test_a_whole_run(tmp_path, replicas, uninterrupted):
     np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
 
 
-def test_four_replicas_evaluate_as_one(tmp_path):
-    found = []
-    for replicas in ("single_device", "multi_device:4"):
-        learner, training = make(Regression, tmp_path / replicas[-1], replicas, steps=1)
-        learner.w.assign([1.0, 1.0, 1.0])
-        found.append(training.measure())
-    assert {figures["examples"] for figures in found} == {37}
-    np.testing.assert_allclose([figures["error"] for figures in found[1:]], found[0]["error"])
-
-
 @pytest.mark.parametrize(
     ("steps_per_call", "replicas", "tolerance"),
     [(1, "single_device", 0), (4, "multi_device:2", 1e-5)],
 )
-def test_interrupted_and_resumed(
-    tmp_path, monkeypatch, steps_per_call, replicas, tolerance, uninterrupted
-):
-    _, training = make(Regression, tmp_path, steps_per_call=steps_per_call)
-    interrupt(training, monkeypatch, after=1)
+def test_interrupted_and_resumed(tmp_path, steps_per_call, replicas, tolerance, uninterrupted):
+    _, training = make(interrupted(Regression), tmp_path, steps_per_call=steps_per_call)
     assert training.run() == signal.SIGINT
     stopped = training.step
     assert 0 < stopped < 40
@@ -130,12 +122,22 @@ def test_interrupted_and_resumed(
     ],
 )
 def test_signals_that_come_more_than_once_save(tmp_path, monkeypatch, numbers):
+    class Interrupted(Regression):
+        def evaluation(self):
+            evaluation = super().evaluation()
+
+            def metrics_fn(sums):
+                for number in numbers if self.optimizer.step > 0 else ():
+                    os.kill(os.getpid(), number)
+                return evaluation.metrics_fn(sums)
+
+            return dataclasses.replace(evaluation, metrics_fn=metrics_fn)
+
     if len(numbers) == 3:
         monkeypatch.setenv(signals.SUPERVISED, "1")
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # It may be ignored, as under `nohup`.
     try:
-        _, training = make(Regression, tmp_path)
-        interrupt(training, monkeypatch, 1, *numbers)
+        _, training = make(Interrupted, tmp_path)
         assert training.run() == numbers[0]
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -215,12 +217,11 @@ def test_phases_in_their_order(tmp_path):
     assert f"{learner.log.numpy():020b}" == "0001" * 5
     table = read_metrics(tmp_path, "train")
     assert set(table) == {"steps", "wall_time", "many_loss", "one_log"}
-    assert training.step == 5 and training._steps.batches == 20
+    assert training.step == 5
 
 
-def test_interrupted_between_phases(tmp_path, monkeypatch):
-    _, training = make(Alternating, tmp_path, steps=8)
-    interrupt(training, monkeypatch, after=2)
+def test_interrupted_between_phases(tmp_path):
+    _, training = make(interrupted(Alternating), tmp_path, steps=8, steps_per_call=1)
     assert training.run() == signal.SIGINT
     learner, training = make(Alternating, tmp_path, steps=8)
     training.run()
@@ -283,15 +284,11 @@ def test_a_best_checkpoint_is_kept_whose_later_steps_were_lost(tmp_path, monkeyp
     [
         ("score", "score", 10),
         ("score", "-score", 20),  # 0.9 at step 10, then 0.3 and 0.2.
-        ("score", "opposite", 20),  # No evaluation so far has it.
         ("examples", "examples", 20),  # The newest of equal ones.
     ],
 )
-def test_the_best_checkpoint_of_a_continued_run(tmp_path, monkeypatch, before, now, best):
+def test_the_best_checkpoint_of_a_continued_run(tmp_path, before, now, best):
     make(Judged, tmp_path, steps=10, every=5, best=before)[1].run()
-    if now == "opposite":
-        monkeypatch.setattr(Judged, "name", now)
-        monkeypatch.setattr(Judged, "scores", {15: 0.3, 20: 0.4})
     make(Judged, tmp_path, steps=20, every=5, best=now)[1].run()
     assert Checkpointer(tmp_path / "best").latest().step == best
 
@@ -342,14 +339,16 @@ def test_a_metric_that_is_not_finite(tmp_path):
 
 
 def test_a_variable_that_is_not_finite(tmp_path):
-    learner, training = make(Regression, tmp_path, steps=10)
-    training._train_until(10)
-    learner.optimizer.v[0].assign([0.0, np.inf, 0.0])  # No figure shows it.
-    for save in (training._evaluate_and_save, training._save):
-        with pytest.raises(
-            Diverged, match=r"variable 'optimizer/optimizer/v/0' after step 10; .*no check"
-        ):
-            save()
+    class Spoiled(Regression):
+        def step_fn(self, batch):
+            metrics = super().step_fn(batch)
+            is_last = tf.equal(self.optimizer.step, 10)  # No figure shows it.
+            self.optimizer.v[0].assign_add([0.0, tf.where(is_last, np.inf, 0.0), 0.0])
+            return metrics
+
+    match = r"variable 'optimizer/optimizer/v/0' after step 10; .*no check"
+    with pytest.raises(Diverged, match=match):
+        make(Spoiled, tmp_path, steps=10)[1].run()
     assert Checkpointer(tmp_path / "best").is_empty
 
 
@@ -358,10 +357,6 @@ def test_skipped_steps_are_reported(tmp_path, caplog):
     training.run()
     assert (int(learner.optimizer.num_skipped), int(learner.optimizer.step)) == (2, 38)
     assert "skipped 1 steps whose gradients were not finite (2 in all)" in caplog.text
-    caplog.clear()
-    resumed, training = make(Overflowing, tmp_path)
-    training._save()
-    assert int(resumed.optimizer.num_skipped) == 2 and "skipped" not in caplog.text
 
 
 def test_data_that_ends(tmp_path):
@@ -549,11 +544,8 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypa
     [
         (lambda loss: {"errors": tf.stack([loss, loss])}, r"errors: float32 \[2\]; return"),
         (lambda loss: {"loss": loss, "aux": {"a": loss}}, r"loss: float32 \[\], aux: a: float32"),
-        (lambda loss: {"aux": None}, "aux: NoneType; return"),
-        (lambda loss: {"z": tf.complex(loss, loss)}, r"z: complex64 \[\]; return"),
-        (lambda loss: {"name": "a"}, r"name: string \[\]; return"),
     ],
-    ids=["vector", "nested", "none", "complex", "text"],
+    ids=["vector", "nested"],
 )
 def test_metrics_that_are_no_numbers(tmp_path, monkeypatch, metrics, got):
     step_fn = Regression.step_fn

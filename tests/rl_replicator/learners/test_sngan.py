@@ -14,7 +14,7 @@ from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet import networks as resnet_networks
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.learners.sngan import SNGANConfig, metrics, networks
+from rl_replicator.learners.sngan import SNGANConfig, networks
 from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.sngan import learner as sngan_learner
 from rl_replicator.learners.sngan.learner import SNGANLearner
@@ -268,11 +268,6 @@ def classifier(folder, tmp_path_factory):
         Checkpointer(run.best).save(1, {"learner": part})
     yield path
     patch.undo()
-
-
-def test_a_classifier_of_other_images(classifier):
-    with pytest.raises(rr.UsageError, match=r"of images \[9, 8, 1\], found one .* \[8, 8, 1\] in"):
-        metrics.load(classifier, rr.make("single_device"), (9, 8, 1))
 
 
 def test_two_replicas_evaluate_as_one(folder, tmp_path):

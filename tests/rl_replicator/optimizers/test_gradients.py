@@ -249,10 +249,3 @@ def test_rows_with_one_index_are_summed(indices, shape):
             first, *rest = sums[found == i]
             np.testing.assert_array_equal(first, expected[i])
             assert not np.any(rest)
-
-
-@pytest.mark.parametrize(("device", "expected"), [("/GPU:1", True), ("/CPU:0", False), ("", False)])
-def test_the_graph_says_whether_rows_are_on_a_gpu(device, expected):
-    with tf.Graph().as_default(), tf.device(device):
-        rows = tf.IndexedSlices(tf.zeros([1]), tf.zeros([1], tf.int32))
-        assert gradients.is_on_gpu(rows) == expected

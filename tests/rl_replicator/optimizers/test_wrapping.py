@@ -311,9 +311,8 @@ def test_all_losses_of_a_step_have_one_scale(count, nested):
     assert float(optimizer.loss_scale) == gradients.INITIAL_SCALE / 8
 
 
-@pytest.mark.parametrize("name", ["sonnet adam", "keras ema"])
-def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
-    learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
+def test_checkpoints_move_between_numbers_of_replicas(tmp_path):
+    learners = [learner(count, OPTIMIZERS["keras ema"], loss_scale="dynamic") for count in (2, 1)]
     (variables, optimizer), (others, other) = learners
     chosen = replicator(2)
     chosen.replicate(make_step(variables, optimizer), chosen.make_inputs(batches))()
@@ -332,9 +331,7 @@ def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
         np.testing.assert_array_equal(copies[0], restored[key][0], key)
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("sonnet adam", 2), ("keras ema", 2), ("fused adam", 1)]
-)
+@pytest.mark.parametrize(("name", "count"), [("keras ema", 2), ("fused adam", 1)])
 def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
     chosen = replicator(count)
     variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
@@ -427,7 +424,6 @@ def test_clipping_counts_sparse_rows_as_dense():
     ("name", "count", "scale"),
     [
         *((name, 2, None) for name in OPTIMIZERS if "sgd" not in name),
-        *((name, 1, None) for name in ("sonnet adam", "keras ema")),
         # Not Adam, whose steps are the same for gradients of any scale.
         ("sonnet sgd", 2, 1024.0),
         ("keras sgd", 2, "dynamic"),
@@ -439,30 +435,20 @@ def test_any_optimizer_equals_one_device(name, count, scale):
     assert weights[2] == 1.0
 
 
-class DecayByName(snt.Optimizer):
-    """A user's own optimizer, which does not decay biases."""
-
-    def apply(self, updates, parameters):
-        for update, parameter in zip(updates, parameters, strict=True):
-            decay = 0.0 if parameter.name == "bias:0" else 0.5
-            parameter.assign_sub(0.1 * (tf.convert_to_tensor(update) + decay * parameter))
-
-
 def without_bias():
     optimizer = keras.AdamW(0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["^bias:0$"])
     return optimizer
 
 
-@pytest.mark.parametrize("make_optimizer", [DecayByName, without_bias])
-def test_replicas_see_the_same_names(make_optimizer):
+def test_replicas_see_the_same_names():
     """Although one of the gradients is sparse."""
 
     def trained(count):
         chosen = replicator(count)
         with chosen.scope():
             variables = [tf.Variable(tf.ones([ROWS, 3])), tf.Variable([1.0], name="bias")]
-            optimizer = chosen.wrap_optimizer(make_optimizer())
+            optimizer = chosen.wrap_optimizer(without_bias())
 
         def step_fn(batch):
             x, words = batch
@@ -507,15 +493,6 @@ def test_constraints_of_variables_hold(name):
         assert first == 0.0 and 0.0 < second < 5.0
 
 
-class MySonnetOptimizer(snt.optimizers.SGD):
-    """A subclass that a user wrote."""
-
-    def apply(self, updates, parameters):
-        if tf.reduce_sum(updates[0]) > 1e30:  # For AutoGraph to convert.
-            parameters[0].assign(tf.zeros_like(updates[0]))
-        super().apply(updates, parameters)
-
-
 class MyKerasOptimizer(keras.SGD):
     """A subclass of Keras's that a user wrote."""
 
@@ -528,8 +505,6 @@ class MyKerasOptimizer(keras.SGD):
     [
         (lambda: snt.optimizers.Adam(0.1), 2),
         (lambda: rr.optimizers.Adam(0.1), 1),
-        (lambda: MySonnetOptimizer(0.1), 1),
-        (lambda: keras.SGD(0.1), 1),
         (MyKerasOptimizer, 2),
         (lambda: keras.legacy.Adam(0.1), 2),
     ],

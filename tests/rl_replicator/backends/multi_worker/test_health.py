@@ -20,8 +20,11 @@ class Peers:
         self.losses = []
         self.lost = threading.Event()
         self.monitor = health.Monitor(
-            {1: "a:1", 3: "c:3"}, lambda index: self.answers[index], peer_timeout, self.on_loss
+            {1: "a:1", 3: "c:3"}, lambda index: self.probe(index), peer_timeout, self.on_loss
         )
+
+    def probe(self, index):
+        return self.answers[index]
 
     def on_loss(self, loss):
         self.losses.append(loss)
@@ -84,7 +87,7 @@ def test_those_lost_together_are_named_together(peers):
         seen.append(index)
         return RESTARTED
 
-    peers.monitor._probe = probe
+    peers.probe = probe
     assert peers.lost.wait(60)
     assert peers.losses[0].workers == (1, 3)
 
@@ -114,7 +117,7 @@ def test_a_loss_is_awaited_until_all_peers_have_answered_often(peers, monkeypatc
     begun = time.monotonic()
     assert peers.monitor.loss(120.0) is None
     assert time.monotonic() - begun < 60
-    peers.monitor._probe = probe
+    peers.probe = probe
     assert peers.monitor.loss(120.0).workers == (3,)
 
 
@@ -131,7 +134,7 @@ def test_a_hiccup_is_not_a_loss(peers):
             questions.append(index)
             return ALIVE
 
-        peers.monitor._probe = once
+        peers.probe = once
         assert refused.wait(60)
         assert peers.monitor.loss(1.2) is None
         deadline = time.monotonic() + 60
