@@ -201,8 +201,9 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monke
 
 
 @pytest.mark.timeout(300)
-def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length():
-    agent = small_agent("d4pg", "state", torso="xqc", policy_average=1, num_critics=2)
+@pytest.mark.parametrize(("name", "pair"), [("d4pg", {"num_critics": 2}), ("td3", {}), ("sac", {})])
+def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, pair):
+    agent = small_agent(name, "state", torso="xqc", policy_average=1, **pair)
     module = train(agent, "single_device")
     check_equal(module, train(agent, "multi_device:2"))
     networks = {"policy": module.online.policy, "critic": module.online.critic}

@@ -268,6 +268,10 @@ def in_a_function(choose):
     return tf.function(function)(tf.constant(0))
 
 
+def as_the_result_of_a_function(choose):
+    tf.function(choose)()
+
+
 def in_a_loop(choose):
     def body(i):
         choose()
@@ -276,10 +280,21 @@ def in_a_loop(choose):
     return tf.while_loop(lambda i: i < 1, body, [0])
 
 
+def as_a_variable_of_a_loop(choose):
+    return tf.while_loop(lambda i, _: i < 1, lambda i, _: (i + 1, choose() * 1.0), [0, 0.0])[0]
+
+
+def in_what_is_not_used(choose):
+    return tf.function(lambda: (choose() * 2.0, tf.constant(1))[1])()
+
+
 PLACES = (
     in_a_branch,
     in_a_function,
+    as_the_result_of_a_function,
     in_a_loop,
+    as_a_variable_of_a_loop,
+    in_what_is_not_used,
 )
 
 

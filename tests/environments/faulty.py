@@ -253,6 +253,21 @@ def inverted_within(inner):
     return _InvertedPhysics(inner, inner.wrapped.physics)
 
 
+class _DrawnByMujoco(_InvertedPhysics):
+    """Draws with MuJoCo's own renderer."""
+
+    def render(self, height, width, camera_id=0):
+        import mujoco
+
+        with mujoco.Renderer(self.physics.model.ptr, height, width) as renderer:
+            renderer.update_scene(self.physics.data.ptr, camera_id)
+            return 255 - renderer.render()
+
+
+def drawn_by_mujoco(inner):
+    return _DrawnByMujoco(inner, inner.wrapped.physics)
+
+
 class _Drawing(_Halved):
     """A wrapper that draws frames for an environment that cannot."""
 

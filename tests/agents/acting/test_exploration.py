@@ -139,6 +139,17 @@ def test_the_first_actions_are_random_and_held_for_a_while():
     np.testing.assert_array_equal(explore(action), action)
 
 
+def remembering(config, context):
+    """A user-defined exploration that sums the arrays in its memory."""
+
+    def explore(action):
+        total = sum(context.memory.values(), np.zeros_like(action))
+        context.memory["last"] = action
+        return total
+
+    return explore
+
+
 def test_the_memory_is_empty_when_the_random_actions_are_over():
     config = NoiseSettings(exploration=f"{__name__}:remembering", exploration_random_steps=3)
     steps = 0

@@ -197,6 +197,7 @@ def test_terrain_is_drawn_anew(renderer):
     ("name", "wrap"),
     [
         ("cartpole:swingup", [f"{FAULTY}:inverted_within"]),
+        ("cartpole:swingup", [f"{FAULTY}:drawn_by_mujoco"]),
         # Even if nothing has imported MuJoCo before, and if the viewer belongs to a held object.
         ("gym:tests.environments.odd:tests/Holding-v0", []),
     ],
