@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from launchpad import launch_type, lifecycle
+from launchpad import errors, launch_type, lifecycle
 from launchpad.engines import flags, manager, serialization
 from launchpad.engines import launch as launching
 from launchpad.nodes import base, batching, cacher, colocation, courier, python, reverb
@@ -56,6 +56,16 @@ def _module(**contents: Any) -> types.ModuleType:
     made = types.ModuleType(__name__)
     vars(made).update(contents)
     return made
+
+
+class _Status(types.ModuleType):
+    """The module `pybind11_abseil.status`, which upstream's wheel contains.
+
+    Reverb's library writes a class of its own into any module of this name when it is loaded. That
+    class comes second to this property.
+    """
+
+    StatusNotOk = property(lambda self: errors.StatusNotOk)
 
 
 context = _module(**vars(launch_type), get_context=lifecycle.get_context)
@@ -106,3 +116,7 @@ def register() -> None:
         parent, _, name = f"{__package__}.{path}".rpartition(".")
         if path != "launch":
             setattr(sys.modules[parent], name, module)
+    status = _Status("pybind11_abseil.status")
+    abseil = types.ModuleType("pybind11_abseil")
+    vars(abseil).update(status=status, __path__=[])
+    sys.modules.update({abseil.__name__: abseil, status.__name__: status})

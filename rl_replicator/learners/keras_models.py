@@ -44,6 +44,7 @@ class KerasConfig:
 
 ModelFn = Callable[[Any], tf.keras.Model]
 DataFn = Callable[[Any], tf.data.Dataset]
+ServedFn = Callable[[Any], tf.keras.Model]
 
 
 def from_keras(
@@ -51,6 +52,7 @@ def from_keras(
     data_fn: DataFn,
     evaluation_data_fn: DataFn | None = None,
     best: str = "-loss",
+    served_fn: ServedFn | None = None,
 ) -> Callable[[Replicator, Any], Learner]:
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
@@ -70,6 +72,8 @@ def from_keras(
       evaluation_data_fn: (config) -> finite evaluation data, as above; None for no evaluation.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
         lowest.
+      served_fn: (model) -> the part of it to export, such as a GAN's generator: a model with
+        `tf.keras.Input`s; None for the whole model, if it has a `call`.
 
     Returns:
       A function (replicator, config) -> learner.
@@ -86,7 +90,9 @@ def from_keras(
         )
 
     def make_learner(replicator: Replicator, config: Any) -> Learner:
-        return KerasLearner(replicator, config, model_fn, data_fn, evaluation_data_fn, best)
+        return KerasLearner(
+            replicator, config, model_fn, data_fn, evaluation_data_fn, best, served_fn
+        )
 
     make_learner.__annotations__["config"] = config_type
     return make_learner
@@ -103,6 +109,7 @@ class KerasLearner(Learner):
         data_fn: DataFn,
         evaluation_data_fn: DataFn | None,
         best: str,
+        served_fn: ServedFn | None,
     ):
         """Creates the model.
 
@@ -113,6 +120,7 @@ class KerasLearner(Learner):
           data_fn: see `from_keras`.
           evaluation_data_fn: see `from_keras`.
           best: see `from_keras`.
+          served_fn: see `from_keras`.
 
         Raises:
           ConfigError: if the data are not a dataset, or are batches; if the model is not compiled,
@@ -126,7 +134,7 @@ class KerasLearner(Learner):
         self._replicator = replicator
         self._config = config
         self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
-        self._best = best
+        self._best, self._served_fn = best, served_fn
         spec = _dataset("data_fn", data_fn, config).element_spec
         self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
         tf.keras.backend.reset_uids()  # Metrics have the names that they have in a new process.
@@ -238,7 +246,7 @@ class KerasLearner(Learner):
 
     def _check_figures(self, found: Mapping[str, Any]) -> None:
         for name, result in found.items():
-            if isinstance(result, Mapping) or result.shape.rank:
+            if isinstance(result, Mapping) or tf.convert_to_tensor(result).shape.rank:
                 raise ConfigError(
                     f"expected metrics whose result is one number, got several of {name!r}; let it "
                     'average, such as F1Score(average="macro")'
@@ -264,12 +272,21 @@ class KerasLearner(Learner):
         model's `tf.keras.Input`s. Outputs in a list have the names of the layers that compute them.
         If any of these names is invalid in a graph, they are `inputs_0`, `inputs_1`, ... or
         `outputs_0`, `outputs_1`, ...
+
+        Raises:
+          ConfigError: if the model has no `call`, or `served_fn` returns a part without inputs.
         """
-        if not self._has_call:
-            return None
-        specs = self._input_spec
+        model, specs = self._model, self._input_spec
+        if self._served_fn is not None:
+            model = self._served_fn(model)
+            specs = _input_specs(model)
+        elif not self._has_call:
+            raise ConfigError(
+                f"expected {type(model).__name__} to have a call, or a part to export, got neither;"
+                " call from_keras(..., served_fn=lambda model: model.generator)"
+            )
         flat = tf.nest.flatten(specs)
-        of_model = getattr(self._model, "input_names", None)
+        of_model = getattr(model, "input_names", None)
         if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
             of_model = [str(key) for key in sorted(specs)]
         is_single = isinstance(specs, tf.TypeSpec)
@@ -281,16 +298,30 @@ class KerasLearner(Learner):
 
         def function(**given: tf.Tensor) -> Mapping[str, tf.Tensor]:
             x = tf.nest.pack_sequence_as(specs, [given[name] for name in names])
-            outputs = self._model(x, training=False)
+            outputs = model(x, training=False)
             if isinstance(outputs, Mapping):
                 return outputs
             if tf.is_tensor(outputs):
                 return {"outputs": outputs}
             flat = tf.nest.flatten(outputs)
-            of_model = getattr(self._model, "output_names", None)
+            of_model = getattr(model, "output_names", None)
             return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
-        return Served(function, inputs, [self._model])
+        return Served(function, inputs, [model])
+
+
+def _input_specs(model: Any) -> Any:
+    """Returns the specs of one example of each input of a model.
+
+    Raises:
+      ConfigError: if it has no `tf.keras.Input`s.
+    """
+    if not (isinstance(model, tf.keras.Model) and getattr(model, "inputs", None)):
+        raise ConfigError(
+            "expected served_fn to return a model with tf.keras.Inputs, got "
+            f"{type(model).__name__}; return a Sequential or functional part of the model"
+        )
+    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), model.input)
 
 
 def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset:

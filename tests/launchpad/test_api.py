@@ -110,6 +110,10 @@ def test_courier_outside_of_a_program(courier):
         courier.Server(port=server.port)
     server.Stop()
     server.Join()
+    import reverb  # noqa: F401 - it writes a class into pybind11_abseil.status
+    from pybind11_abseil import status
+
+    assert status.StatusNotOk is courier.StatusNotOk
     from courier.python import client as client_module
     from courier.python import py_server
 

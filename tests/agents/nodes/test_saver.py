@@ -14,7 +14,7 @@ import launchpad as lp
 from agents.learning.weights import WeightsPart
 from agents.nodes import saver
 from agents.nodes.counter import Counter, program_folder, restored_counter
-from agents.replay.checkpoint import make_server_checkpointer
+from agents.replay.checkpoint import ReplayError, make_server_checkpointer
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import UsageError
@@ -125,7 +125,8 @@ def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
     assert Checkpointer(program_folder(run.path)).latest() is None
 
 
-def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog):
+def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog, monkeypatch):
+    """Or the run fails, after ten minutes."""
     server = serve()
     client = reverb.Client(f"localhost:{server.port}")
     run, learner = RunDirectory(tmp_path), CountingLearner()
@@ -138,6 +139,13 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
     assert not saver.holds_last_step(tmp_path)
     assert checkpointer.latest().step == 0
     assert "not saved: the replay was not written" in caplog.text
+    now = time.monotonic
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic", lambda: now() + 590)
+        assert not saves.save_last()
+        later.setattr(time, "monotonic", lambda: now() + 610)
+        with pytest.raises(ReplayError):
+            saves.save_last()
     serve(server.port)
     deadline = time.monotonic() + 120
     while not saves.save_last():  # The client reconnects after a while.
@@ -167,7 +175,10 @@ def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, 
 
 
 def test_a_stop_links_a_replay_that_takes_long_to_write(serve, tmp_path, monkeypatch):
-    """Otherwise a process that is killed ten seconds after Ctrl-C would lose the last steps."""
+    """Otherwise a process that is killed ten seconds after Ctrl-C would lose the last steps.
+
+    While the run goes on, such a replay is saved again, in a twentieth of the time.
+    """
     stop = threading.Event()
     monkeypatch.setattr(lp, "stop_event", lambda: stop)
     client = reverb.Client(f"localhost:{serve().port}")
@@ -188,6 +199,14 @@ def test_a_stop_links_a_replay_that_takes_long_to_write(serve, tmp_path, monkeyp
     assert slow and written() == slow
     stop.clear()
     assert not slow & written()
+    now = time.monotonic
+    for seconds, more in ((1100, 0), (1300, 1)):
+        learner.step()
+        saved = Checkpointer(run.checkpoints).latest().step
+        with monkeypatch.context() as later, saves:
+            later.setattr(time, "monotonic", lambda after=seconds: now() + after)
+            saves.tick()
+        assert (Checkpointer(run.checkpoints).latest().step > saved) == more
 
 
 def continued(run):

@@ -248,6 +248,22 @@ def test_intact_checkpoints_are_left_alone(saved, tmp_path):
     assert checkpoints.Checkpointer(tmp_path / "none").set_aside_damaged() is None
 
 
+def test_several_damaged_checkpoints_in_a_row(tmp_path, caplog):
+    saver = checkpoints.Checkpointer(tmp_path, keep=4)
+    for step in (10, 20, 30, 40):
+        saver.save(step, {"blob": Blob(b"content of step %d" % step)})
+    damage_flip(tmp_path / "000003_step_30" / "blob" / "blob")
+    damage_flip(tmp_path / "000004_step_40" / "manifest.json")
+    for find in (saver.newest_intact, saver.set_aside_damaged):
+        caplog.clear()
+        assert find().step == 20
+        assert len(caplog.records) == 2 and caplog.text.count("using step 20") == 2
+    blob = Blob()
+    assert saver.restore({"blob": blob}).step == 20 and blob.content == b"content of step 20"
+    expected = ["000001_step_10", "000002_step_20"]
+    assert names(tmp_path) == [*expected, "damaged-000003_step_30", "damaged-000004_step_40"]
+
+
 def test_nothing_is_set_aside_if_no_checkpoint_is_intact(saved, tmp_path):
     for folder in ("000001_step_10", "000002_step_20"):
         damage_flip(tmp_path / folder / "blob" / "blob")

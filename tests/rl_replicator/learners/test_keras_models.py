@@ -401,7 +401,7 @@ class OwnStep(tf.keras.Sequential):
     def test_step(self, data):
         x, y = data
         self.tracker.update_state(tf.reduce_mean(tf.abs(self(x) - y)), sample_weight=tf.shape(x)[0])
-        return {"loss": self.tracker.result()}
+        return {"loss": self.tracker.result(), "regularisation": 0}
 
 
 def own_step(config: Config) -> tf.keras.Model:
@@ -426,7 +426,9 @@ def test_a_model_has_its_own_step(model_fn, replicas):
     if model_fn is own_step:  # The figure is a mean that batches of one size weigh equally.
         make = learners.from_keras(model_fn, data_fn, lambda config: data_fn(config).take(36))
     trained = train(replicas, Config(evaluation_examples=36), make)
-    check_equal(trained, *fit(Config(evaluation_examples=36), model_fn))
+    model, losses, figures = fit(Config(evaluation_examples=36), model_fn)
+    figures.pop("regularisation", None)  # Not a metric.
+    check_equal(trained, model, losses, figures)
 
 
 class Gan(tf.keras.Model):
@@ -454,6 +456,8 @@ class Gan(tf.keras.Model):
 
 
 def test_a_model_with_two_optimizers(tmp_path):
+    """It exports the part that `served_fn` names."""
+
     def gan(config: Config) -> tf.keras.Model:
         tf.keras.utils.set_random_seed(1)
         model = Gan()
@@ -463,12 +467,21 @@ def test_a_model_with_two_optimizers(tmp_path):
     rr.split_cpu(2)
     for steps in (4, STEPS):  # The second run continues the first.
         replicator = rr.make("multi_device:2")
-        learner = learners.from_keras(gan, data_fn)(replicator, Config(steps=steps))
+        make_learner = learners.from_keras(gan, data_fn, served_fn=lambda model: model.generator)
+        learner = make_learner(replicator, Config(steps=steps))
         Training(replicator, learner, RunDirectory(tmp_path), RunOptions(steps_per_call=2)).run()
-    assert learner.served() is None
     model = gan(Config())
     model.fit(data_fn(Config()).repeat().batch(BATCH), steps_per_epoch=STEPS, verbose=0)
     check_weights(learner, model)
+    served, x = learner.served(), rng.normal(size=[5, 3]).astype(np.float32)
+    assert served.inputs == {"inputs": tf.TensorSpec([None, 3])}
+    np.testing.assert_allclose(
+        served.function(inputs=x)["outputs"], model.generator(x), rtol=1e-4, atol=1e-5
+    )
+    for served_fn in (None, lambda model: model):
+        make_learner = learners.from_keras(gan, data_fn, served_fn=served_fn)
+        with pytest.raises(rr.ConfigError, match="served_fn"):
+            make_learner(replicator, Config()).served()
     assert set(read_metrics(tmp_path, "train")) == {"steps", "wall_time", "critic", "generator"}
 
 
