@@ -238,8 +238,8 @@ class EncoderSettings(Settings):
     frame_stack: int = 3
     """Frames in an observation."""
     encoder: str = "small"
-    """The convolutional network: `small`, `nature`, `drq_v2`, `impala`, or the import path of a
-    function (`agents.networks.encoders`)."""
+    """The convolutional network: `small`, `nature`, `drq_v2`, `mrq`, `impala`, or the import path
+    of a function (`agents.networks.encoders`)."""
     feature_size: int = 50
     """Number of units to which policy and critic project the features, each with its own layer."""
     max_shift: int = 4

@@ -48,7 +48,10 @@ from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
 # The agents to recommend, by the kind of actions.
-AGENTS = {"continuous": ("d4pg", "sac", "td3", "impala"), "discrete": ("dqn", "impala")}
+AGENTS = {
+    "continuous": ("d4pg", "sac", "td3", "impala", "mrq"),
+    "discrete": ("dqn", "impala", "mrq"),
+}
 
 
 class PolicyAgent(abc.ABC):

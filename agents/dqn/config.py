@@ -68,8 +68,8 @@ class PixelDQNConfig(PixelSettings, DQNConfig):
     """Hyper-parameters of DQN from pixels. The encoder is that of Mnih et al. 2015."""
 
     encoder: str = "nature"
-    """The convolutional network: `small`, `nature`, `drq_v2`, `impala`, or the import path of a
-    function (`agents.networks.encoders`)."""
+    """The convolutional network: `small`, `nature`, `drq_v2`, `mrq`, `impala`, or the import path
+    of a function (`agents.networks.encoders`)."""
     feature_size: int = 256
     """Number of units to which the features are projected."""
     critic_layers: tuple[int, ...] = (256,)

@@ -68,8 +68,8 @@ class PixelImpalaConfig(EncoderSettings, ImpalaConfig):
     """Hyper-parameters of IMPALA from pixels."""
 
     encoder: str = "impala"
-    """The convolutional network: `small`, `nature`, `drq_v2`, `impala`, or the import path of a
-    function (`agents.networks.encoders`)."""
+    """The convolutional network: `small`, `nature`, `drq_v2`, `mrq`, `impala`, or the import path
+    of a function (`agents.networks.encoders`)."""
     feature_size: int = 256
     """Number of units to which policy and critic project the features, each with its own layer."""
     policy_layers: tuple[int, ...] = (256,)

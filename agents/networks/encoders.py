@@ -21,6 +21,7 @@ _PLAIN = {
     "small": ((32, 3, 2), (32, 3, 2), (32, 3, 1), (32, 3, 1)),
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "drq_v2": ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)),
+    "mrq": ((32, 3, 2), (32, 3, 2), (32, 3, 2), (32, 3, 1)),
 }
 _IMPALA_FILTERS = (16, 32, 32)
 # Largest size of a normalised value. A sensor that has been constant so far may deviate by any
@@ -40,6 +41,7 @@ def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
 
     Args:
       kind: "small"; "nature" (Mnih et al. 2015); "drq_v2" (Yarats et al. 2021, arXiv:2107.09645);
+        "mrq" (Fujimoto et al. 2025, arXiv:2501.16142);
         "impala", the residual network of Espeholt et al. 2018 (arXiv:1802.01561); or the import
         path of a function that is called with (dtype, name) and returns such a module.
       dtype: dtype of the convolutions.

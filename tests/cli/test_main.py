@@ -53,7 +53,7 @@ def test_train_and_eval(call):
     done = call("eval", "--help")
     assert (
         done.returncode == 0
-        and "Of a run of crr, d4pg, dqn, fake, impala, sac, td3:" in done.stdout
+        and "Of a run of crr, d4pg, dqn, fake, impala, mrq, sac, td3:" in done.stdout
     )
     assert "Of a run of resnet, sngan:" in done.stdout and "--data-dir" in done.stdout
     done = call("eval", "run", "--episodes", 0)

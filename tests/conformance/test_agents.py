@@ -23,6 +23,7 @@ import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
 from agents.learning.weights import copy_variables
+from agents.replay.sequences import Sequence as Window
 from agents.replay.transitions import Sample
 from agents.replay.unrolls import Unroll, UnrollLayout
 from environments.engines import EnvironmentsInTurn
@@ -51,9 +52,19 @@ def registered():
 
 COMMANDS = {command.name: command for command in registered()}
 NUM_ACTIONS = 3
-# Of agents with discrete actions, an environment like `environments.fakes:target`.
-BOTH = {"impala"}  # They take both kinds of actions.
-DISCRETE = {"dqn": "tests.environments.discrete_fakes:make_target"}
+BOTH = {"impala", "mrq"}  # They take both kinds of actions.
+# With discrete actions. IMPALA's are in its own tests.
+DISCRETE = {"dqn", "mrq discrete"}
+AGENTS = sorted({*COMMANDS, *DISCRETE})
+# Environments like `environments.fakes:target`.
+TARGETS = {
+    False: "environments.fakes:target",
+    True: "tests.environments.discrete_fakes:make_target",
+}
+
+
+def command_of(name):
+    return COMMANDS[name.split()[0]]
 
 
 def make_spec(is_discrete, source="state"):
@@ -81,7 +92,10 @@ def small_config(kind, **changes):
         "global_batch_size": BATCH,
         "steps_per_call": 4,
         "unroll_length": 2,
+        "width": 32,
     }
+    if hasattr(config, "width"):
+        settings["target_update_period"] = 2
     if hasattr(config, "replay"):
         settings["replay"] = dataclasses.replace(
             config.replay, min_size=200, samples_per_insert=32.0
@@ -96,16 +110,18 @@ def small_config(kind, **changes):
 
 
 def small_agent(name, source, **changes):
-    kind = COMMANDS[name].config_type(source == "pixels")
+    kind = command_of(name).config_type(source == "pixels")
     spec = make_spec(name in DISCRETE, source)
-    return COMMANDS[name].make_agent(small_config(kind, **changes), spec)
+    return command_of(name).make_agent(small_config(kind, **changes), spec)
 
 
 def make_samples(agent, count):
     """Returns fixed transitions as one `Sample` of [count, ...], as the replay returns them."""
     random = np.random.default_rng(3)
     is_unrolled = isinstance(agent.layout, UnrollLayout)
+    windows = getattr(agent.layout, "sequences", None)
     lead = (count, agent.layout.transitions_per_item + 1) if is_unrolled else (count,)
+    lead = lead if windows is None else (count, windows.length)
 
     def normal(*shape):
         return random.normal(size=(*lead, *shape)).astype(np.float32)
@@ -128,17 +144,22 @@ def make_samples(agent, count):
         discount = valid * random.choice([0.0, 0.5], lead).astype(np.float32)
         unroll = Unroll(observations(), actions(), normal(), discount, valid, normal(), extras)
         return Sample((), (), (), unroll)
+    steps = {
+        "observation": observations(),
+        "action": actions(),
+        "reward": random.uniform(0, 1, lead).astype(np.float32),
+        "discount": random.choice([0.0, 0.5], lead).astype(np.float32),
+    }
+    if windows is None:
+        transition = types.Transition(**steps, next_observation=observations())
+    else:
+        valid = (np.arange(lead[1]) <= random.integers(lead[1], size=count)[:, None]) + np.float32()
+        transition = Window(**steps, valid=valid, extras=())
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
         probabilities=random.uniform(1e-4, 1e-2, count),
         table_size=np.full(count, 1000, np.int64),
-        transition=types.Transition(
-            observation=observations(),
-            action=actions(),
-            reward=random.uniform(0, 1, count).astype(np.float32),
-            discount=random.choice([0.0, 0.5], count).astype(np.float32),
-            next_observation=observations(),
-        ),
+        transition=transition,
     )
 
 
@@ -181,7 +202,7 @@ def check_equal(one, other):
 @pytest.mark.parametrize(
     ("other", "source"), [("multi_device:2", "pixels"), ("mesh:data=2", "state")]
 )
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"impala"}))  # See its test_reference.py.
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"impala"}))  # See its test_reference.py.
 def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monkeypatch):
     """Including shifts and delayed updates; each agent's test_reference.py covers states.
 
@@ -190,7 +211,7 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monke
     """
     if other.startswith("mesh"):
         monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
-    fields = dataclasses.fields(COMMANDS[name].config)
+    fields = dataclasses.fields(command_of(name).config)
     rates = {one.name: 3e-3 for one in fields if one.name.endswith("learning_rate")}
     agent = small_agent(name, source, **rates)
     start, one = make_module(agent, rr.make("single_device")), train(agent, "single_device")
@@ -214,7 +235,7 @@ def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, p
             assert np.abs(array - 1).max() > 1e-3, path
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", AGENTS)
 def test_a_restored_learner_goes_on_as_the_saved_one(name, tmp_path):
     agent = small_agent(name, "state")
     replicator = rr.make("single_device")
@@ -256,15 +277,16 @@ class Trained(NamedTuple):
 @functools.cache
 def trained(name):
     """Trains an agent on the fake target for some seconds, without a program around it."""
-    command = COMMANDS[name]
-    source = DISCRETE.get(name, "environments.fakes:target")
-    environment = Recorder(environments.make(source, seed=0))
+    command = command_of(name)
+    environment = Recorder(environments.make(TARGETS[name in DISCRETE], seed=0))
     config = small_config(
         command.config,
         policy_layers=(32, 32),
         critic_layers=(32, 32),
         policy_learning_rate=3e-3,
         critic_learning_rate=3e-3,
+        encoder_learning_rate=3e-3,
+        reward_weight=1.0,  # Nothing predicts the next observation of the fake.
         exploration_random_steps=200,
     )
     if hasattr(config, "unroll_length"):
@@ -280,6 +302,8 @@ def trained(name):
         count = NUM_ROWS
         # Few large batches: the same number of samples takes a quarter of the time.
         config = dataclasses.replace(config, global_batch_size=2 * BATCH, steps_per_call=10)
+    if hasattr(config, "width"):
+        config = dataclasses.replace(config, target_update_period=10)
     agent = command.make_agent(config, specs.make_environment_spec(environment))
     tf.random.set_seed(1)
     server = reverb.Server(agent.make_tables(1))
@@ -311,17 +335,19 @@ def trained(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
     environment = (DiscreteTarget if agent.is_discrete else TargetMatching)(7, LENGTH)
     returns = [evaluation_episode(environment, evaluator, LENGTH).episode_return for _ in range(10)]
-    assert np.mean(returns) > 0.93 * LENGTH, returns
+    # MR.Q's policy follows its critic at mixtures of discrete actions, which nobody takes.
+    least = 0.88 if name == "mrq discrete" else 0.93
+    assert np.mean(returns) > least * LENGTH, returns
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_explores_within_the_action_range(name):
     agent, _, actions = trained(name)
     if agent.is_discrete:
@@ -333,7 +359,7 @@ def test_it_explores_within_the_action_range(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
     agent, learner, _ = trained(name)
     module = learner.trackables()["module"]
@@ -369,7 +395,7 @@ def test_an_environment_of_the_other_kind_of_actions_is_refused(name):
     assert str(e.value).endswith(f"; train {' or '.join(fitting)}")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_can_be_sent_to_other_processes(name):
     agent = pickle.loads(pickle.dumps(small_agent(name, "pixels")))
     agent.make_tables(1)

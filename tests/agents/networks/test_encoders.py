@@ -9,7 +9,7 @@ from agents.networks.encoders import make_encoder, smallest_frame
 from rl_replicator.errors import ConfigError
 
 
-@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "impala"])
+@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "mrq", "impala"])
 def test_encoders_agree_in_both_precisions(kind):
     frames = tf.constant(np.random.default_rng(1).integers(0, 256, (2, 64, 64, 9), dtype=np.uint8))
     exact, fast = (make_encoder(kind, dtype, "encoder") for dtype in (tf.float32, tf.bfloat16))
@@ -20,7 +20,13 @@ def test_encoders_agree_in_both_precisions(kind):
     assert len({v.name for v in exact.variables}) == len(exact.variables)
     difference = np.abs(fast(frames) - features).max() / np.abs(features).max()
     assert fast(frames).dtype == tf.float32 and 1e-4 < difference < 0.05
-    sizes = {"small": 11 * 11 * 32, "nature": 4 * 4 * 64, "drq_v2": 25 * 25 * 32, "impala": 2048}
+    sizes = {
+        "small": 11 * 11 * 32,
+        "nature": 4 * 4 * 64,
+        "drq_v2": 25 * 25 * 32,
+        "mrq": 5 * 5 * 32,
+        "impala": 2048,
+    }
     assert features.shape == (2, sizes[kind])
 
 
@@ -29,6 +35,7 @@ _KERNELS = {
     "small": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
     "nature": [(8, 8, 9, 32), (4, 4, 32, 64), (3, 3, 64, 64)],
     "drq_v2": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
+    "mrq": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
     "impala": [
         kernel
         for channels, filters in ((9, 16), (16, 32), (32, 32))
@@ -37,7 +44,7 @@ _KERNELS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "impala"])
+@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "mrq", "impala"])
 def test_convolutions_have_the_published_shapes_and_keep_the_variance(kind):
     encoder = make_encoder(kind, tf.float32, "encoder")
     encoder(tf.zeros([1, 64, 64, 9], tf.uint8))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dm_env.specs import BoundedArray
 
 import environments
-from agents import d4pg, dqn, load_policy, sac, td3
+from agents import d4pg, dqn, load_policy, mrq, sac, td3
 from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
@@ -87,6 +87,8 @@ def _config(command, pixels):
     kind = command.pixel_config if pixels else command.config
     small = {"critic_layers": (7, 5)} if command is dqn.command else {"policy_layers": (7, 5)}
     small = {"critic_layers": (7,), **small}
+    if command is mrq.command:
+        small["width"] = 6
     if pixels:
         small |= {"precision": "float32", "feature_size": 6, "encoder": pixels, "discount": 0.9}
     return kind(**small)
@@ -102,9 +104,8 @@ def make_run(path, command, pixels, wrap=(), env=ENV):
     run = RunDirectory(path)
     path.mkdir()
     # By import path, which needs no registration.
-    name = (
-        f"agents.{command.name}:command" if command in (sac.command, dqn.command) else command.name
-    )
+    unregistered = (sac.command, dqn.command, mrq.command)
+    name = f"agents.{command.name}:command" if command in unregistered else command.name
     run.describe(name, options.identity, dataclasses.asdict(options) | {"run_dir": None})
     agent = command.make_agent(options.agent, options.task.spec())
     tf.random.set_seed(1)  # Of the initial weights.
@@ -161,12 +162,14 @@ def exported(tmp_path_factory):
         "td3": (td3.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
         "sac": (sac.command, None, ("onnx", "numpy")),
         "dqn": (dqn.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
+        "mrq": (mrq.command, None, ("onnx", "numpy")),
+        "mrq_pixels": (mrq.command, "small", ("onnx", "numpy")),
         "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
         "residual": (d4pg.command, "impala", ("onnx", "numpy")),
     }
     for name, (command, pixels, kinds) in cases.items():
         (root / name).mkdir()
-        env = BUTTONS if name == "dqn" else ENV
+        env = BUTTONS if name in ("dqn", "mrq") else ENV
         run_dir = make_run(root / name / "run", command, pixels, env=env)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
@@ -179,7 +182,7 @@ def exported(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kinds", "allowed", "count"),
-    [("numpy,onnx", [], 2 * (3 * 1 + 2 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2))],
+    [("numpy,onnx", [], 2 * (4 * 1 + 3 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2))],
 )
 def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
