@@ -47,7 +47,7 @@ CONFIG = MRQConfig(
     ),
 )
 CASES = {
-    "continuous": ("single_device", fixed_samples.make_spec(), 0, 0.4),
+    "continuous": ("single_device", fixed_samples.make_spec(), 0, 0.8),
     "discrete with a mask, two replicas": (
         "multi_device:2",
         specs.EnvironmentSpec(
@@ -57,7 +57,7 @@ CASES = {
             discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
         ),
         NUM_ACTIONS,
-        0.25,
+        1.0,
     ),
 }
 
@@ -126,8 +126,10 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
         module = MRQ(config, spec).make_module(replicator, total_steps=3)
     check_start(module)
     random = np.random.default_rng(11)
-    for variable in module.trainable_variables:
-        variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
+    for variable in module.trainable_variables:  # So large that actions and values differ.
+        is_scale = variable.name.endswith("/scale:0")
+        value = random.normal(1.0 if is_scale else 0.0, 0.3 if is_scale else 0.7, variable.shape)
+        variable.assign(value.astype(np.float32))
     reference = NumpyMRQ(config, num_actions, num_actions, weights_of(module))
     reference.draw = lambda shape, stream: tf.random.stateless_normal(
         shape, module.step_seed(reference.steps, stream)
@@ -158,7 +160,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
             new, message = reference.weights[path], f"{path} after step {number + 1}"
             np.testing.assert_allclose(array, new, rtol=1e-3, atol=2e-4, err_msg=message)
             trained = path.split("/")[0] in ("model", "policy", "critic")
-            assert (np.abs(new - before[path]).max() > 5e-4) == (trained or number % 2 == 0), (
+            assert (np.abs(new - before[path]).max() > 3e-4) == (trained or number % 2 == 0), (
                 message
             )
     # Norms and priorities lie on both sides of their limits; otherwise, these would not be tested.
