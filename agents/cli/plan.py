@@ -34,7 +34,7 @@ class PlanOptions(Hardware):
     """
 
     agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
-    """The agent: d4pg, td3, sac, crr or your own."""
+    """The agent: d4pg, td3, sac, crr, dqn, mrq, or your own with a replay."""
     cores: float = float(len(os.sched_getaffinity(0)))
     """Processors of each machine, as fast as those of this one."""
     parts: Path | None = None
