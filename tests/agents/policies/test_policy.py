@@ -15,6 +15,7 @@ from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.statistics import number
 
@@ -221,10 +222,12 @@ def test_options_overrule_the_file(tmp_path, monkeypatch):
     assert options.run_dir is None
 
 
-def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path):
+def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path, monkeypatch):
     def fail(figures):
         raise LookupError(f"return {figures['episode_return']}")
 
+    told = []
+    monkeypatch.setattr("rl_replicator.runs.run.trackers.fail", lambda run: told.append(run.path))
     with pytest.raises(LookupError, match="return "):
         rr.train(
             "td3", run_dir=tmp_path / "run", on_evaluation=fail, **{**SETTINGS, "steps": 50_000}
@@ -232,6 +235,8 @@ def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path):
     saved = progress(tmp_path / "run" / "checkpoints")["environment_steps"]
     written = read_metrics(tmp_path / "run", "learner")["environment_steps"]
     assert written[-1] <= saved < 50_000  # The program has stopped and saved.
+    assert told == [tmp_path / "run"]
+    assert events.read(tmp_path / "run")[-1].event == events.FAILED
 
 
 def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):

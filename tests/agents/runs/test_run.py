@@ -32,7 +32,6 @@ from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run import RunListener
-from rl_replicator.runs.run_directory import RunDirectory
 from tests.suite import forked
 
 TARGET = "environments.fakes:target"
@@ -333,19 +332,6 @@ def test_a_stopped_run_says_that_its_last_save_has_failed(tmp_path, monkeypatch,
     assert Checkpointer(tmp_path / "run" / "checkpoints").latest() is not None
     out = capsys.readouterr().out
     assert "stopped; everything after the last save is lost; continue" in out
-
-
-def test_a_failure_of_the_listener_is_recorded_and_told_to_trackers(tmp_path, monkeypatch):
-    class Failing(RunListener):
-        def evaluated(self, figures):
-            raise ValueError("not good enough")
-
-    failed = []
-    monkeypatch.setattr("rl_replicator.runs.run.trackers.fail", failed.append)
-    with pytest.raises(ValueError, match="not good enough"):
-        d4pg.command.train(options(tmp_path / "run"), Failing())
-    assert failed == [RunDirectory(tmp_path / "run")]
-    assert events.read(tmp_path / "run")[-1].event == "failed"
 
 
 @pytest.mark.timeout(240)

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from rl_replicator.experiments.trial import TrialState as State
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.suites.fake_agent import fake, write_run
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
@@ -107,25 +104,6 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
     assert main.main(words("@quick", "--steps", "200", "--n-step", "3")) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "n_step was 5 and is now 3" in line
-
-
-@pytest.mark.processes
-def test_a_suite_is_killed_and_continued(tmp_path, words, capsys):
-    (tmp_path / "hold").touch()
-    given = words("@endless", "@quick", "--steps", "100")
-    run = tmp_path / "suite" / run_name(f"{TASKS}:endless", 1)
-    process = subprocess.Popen([sys.executable, "-m", "rl_replicator.cli.main", *given])
-    wait_until((run / "is_ready").exists, 300)
-    process.kill()
-    process.wait()
-    assert [name for name, *_ in started(tmp_path)] == ["endless"]
-    (tmp_path / "hold").unlink()
-    assert main.main(given) == 0
-    assert "2 of 2 runs done" in capsys.readouterr().out
-    found = rows_of(tmp_path / "suite")
-    assert [row["return_mean"] for row in found if row["environment_steps"] == "100"] == [
-        *("200", "200"),
-    ]
 
 
 def plan(tmp_path, tasks=("a:b",), steps=100, **options):

@@ -18,7 +18,6 @@ from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.runs import metrics
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 from tests.rl_replicator.learners import tiny_learners
@@ -81,20 +80,13 @@ def test_a_job_that_could_not_continue_after_a_restart_is_refused(tmp_path, monk
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("owner", "method"),
-    [
-        (metrics.EventFile, "add_scalar"),
-        (Path, "write_bytes"),  # The PNG of `Learner.images`.
-    ],
-)
-def test_a_disk_without_space_for_metrics_ends_a_run_in_one_line(
-    tmp_path, monkeypatch, capsys, owner, method
-):
+def test_a_disk_without_space_for_images_ends_a_run_in_one_line(tmp_path, monkeypatch, capsys):
+    """tests/conformance/test_runs.py shows the same of metrics."""
+
     def fail(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(owner, method, fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)  # The PNG of `Learner.images`.
     name = f"{__name__}:make_regression"
     assert main.main(["train", name, "--steps", "15", "--run-dir", str(tmp_path / "run")]) == 74
     line = capsys.readouterr().err.splitlines()[-1]

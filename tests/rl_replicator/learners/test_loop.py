@@ -144,22 +144,6 @@ def test_signals_that_come_more_than_once_save(tmp_path, monkeypatch, numbers):
     assert Checkpointer(tmp_path / "checkpoints").latest().step == training.step < 40
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path):
-    learner, training = make(Regression, tmp_path, steps=10)
-    assert not is_finished(RunDirectory(tmp_path), learner)
-    training.run()
-    assert is_finished(RunDirectory(tmp_path), learner)
-    learner.num_steps = 9
-    with pytest.raises(errors.ConfigError, match="expected at least 10 steps, .* got 9; ask for"):
-        is_finished(RunDirectory(tmp_path), learner)
-    learner.num_steps = 11
-    assert not is_finished(RunDirectory(tmp_path), learner)
-    before = Checkpointer(tmp_path / "checkpoints").latest()
-    _, training = make(Regression, tmp_path, steps=10)
-    assert training.run() is None and training.step == 10
-    assert Checkpointer(tmp_path / "checkpoints").latest() == before
-
-
 @pytest.mark.parametrize(
     ("steps", "end", "saved", "evaluated"), [(10, 10, 10, [10]), (40, 15, 18, [18, 30, 40])]
 )
