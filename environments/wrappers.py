@@ -152,6 +152,56 @@ class RepeatedActions(dm_env.Environment):
         return spec.replace(minimum=min(low, low * most), maximum=max(high, high * most))
 
 
+class HiddenVelocities(dm_env.Environment):
+    """An environment without the parts of its observations whose names contain "veloc"."""
+
+    def __init__(self, environment: flat.Environment):
+        """Wraps an environment.
+
+        Args:
+          environment: the environment.
+
+        Raises:
+          EnvironmentSpecError: if no part has such a name, or all have.
+        """
+        fields, self._environment = environment.observation_fields, environment
+        self._shown = {k: part for k, part in fields.items() if "veloc" not in k}
+        if not 0 < len(self._shown) < len(fields):
+            raise EnvironmentSpecError(
+                f"expected velocities and other parts in an observation, got {', '.join(fields)}; "
+                "leave hide_velocities out"
+            )
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._hidden(self._environment.reset())
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        return self._hidden(self._environment.step(action))
+
+    def observation_spec(self) -> Mapping[str, specs.Array]:
+        sizes = {name: part.stop - part.start for name, part in self._shown.items()}
+        return {name: specs.Array((size,), np.float32, name) for name, size in sizes.items()}
+
+    def action_spec(self) -> specs.BoundedArray:
+        return self._environment.action_spec()
+
+    def reward_spec(self) -> specs.Array:
+        return self._environment.reward_spec()
+
+    def _hidden(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        parts = {name: timestep.observation[part] for name, part in self._shown.items()}
+        return timestep._replace(observation=parts)
+
+
+def hide_velocities(environment: flat.Environment) -> HiddenVelocities:
+    """Hides velocities, for agents with a memory: `--wrap environments.wrappers:hide_velocities`.
+
+    Args:
+      environment: the environment.
+    """
+    return HiddenVelocities(environment)
+
+
 class _RandomnessOf:
     """The random state of an environment, and of the wrapper around it, if it has one."""
 

@@ -135,6 +135,28 @@ def _plain_target(seed):
     return environments.make("environments.fakes:target", seed)
 
 
+def test_velocities_are_hidden_and_nothing_else():
+    hide = "environments.wrappers:hide_velocities"
+    for name, shown in (
+        ("cartpole:swingup", ["position"]),
+        ("walker:walk", ["orientations", "height"]),
+    ):
+        whole, hidden = (environments.make(name, 3, None, wrap) for wrap in ((), (hide,)))
+        assert list(hidden.observation_fields) == shown
+        assert hidden.reward_spec() == whole.reward_spec()
+        parts = np.r_[*[whole.observation_fields[part] for part in shown]]
+        pairs = [(whole.reset(), hidden.reset())]
+        action = np.full(whole.action_spec().shape, 0.3, np.float32)
+        pairs += [(whole.step(action), hidden.step(action)) for _ in range(5)]
+        for one, other in pairs:
+            np.testing.assert_array_equal(other.observation, one.observation[parts])
+            assert (one.reward, one.discount) == (other.reward, other.discount)
+    with pytest.raises(
+        EnvironmentSpecError, match="expected velocities and other parts .* got obs"
+    ):
+        environments.make("environments.fakes:target", 0, None, (hide,))
+
+
 def test_wrappers_change_what_they_change_and_nothing_else():
     name = "tests.environments.gymnasium_fake:make"
     plain = environments.make(name, seed=0)
