@@ -225,6 +225,66 @@ class NoiseSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+    """A recurrent core between the encoder and the other layers, and the windows that train it."""
+
+    core: Literal["none", "lstm", "gru"] = "none"
+    """`lstm` or `gru`: the agent remembers the observations of an episode; `none`: it does not, and
+    learns from transitions."""
+    size: int = 128
+    """Units of the core, and of the layer in front of it."""
+    trained_steps: int = 20
+    """Consecutive steps in a window on which the learner trains. R2D2 has 80."""
+    overlap: int = 10
+    """Of these, steps that the next window has as well. R2D2 has 40."""
+    burn_in: int = 10
+    """Steps in front of them that only update the core's state. R2D2 has 40."""
+
+    @property
+    def period(self) -> int:
+        """Steps from one window to the next."""
+        return self.trained_steps - self.overlap
+
+    def __post_init__(self) -> None:
+        is_good = 1 <= self.size <= _MAX_LAYER_SIZE
+        check_option(is_good, "agent.memory.size", f"1 to {_MAX_LAYER_SIZE}", self.size)
+        steps, most = self.trained_steps, _MAX_N_STEP
+        expected = f"a number from 1 to {most}"
+        check_option(1 <= steps <= most, "agent.memory.trained_steps", expected, steps)
+        expected = f"from 0 to less than trained_steps ({steps})"
+        check_option(0 <= self.overlap < steps, "agent.memory.overlap", expected, self.overlap)
+        expected = f"a number from 0 to {most}"
+        check_option(0 <= self.burn_in <= most, "agent.memory.burn_in", expected, self.burn_in)
+
+
+def memory_of(config: Any) -> MemoryConfig | None:
+    """Returns the memory of an agent with a config of any kind; None if it has none."""
+    memory = getattr(config, "memory", None)
+    return None if memory is None or memory.core == "none" else memory
+
+
+def check_no_memory(config: Any, where: str) -> None:
+    """Raises ConfigError, which says `where` an agent must have no memory, if it has one."""
+    memory = memory_of(config)
+    core = "none" if memory is None else memory.core
+    check_option(memory is None, "agent.memory.core", f"none {where}", core)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySettings(Settings):
+    """The additional settings of an agent that can have a memory."""
+
+    memory: MemoryConfig = MemoryConfig()
+    """The recurrent core."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if getattr(self, "torso", None) == "xqc":
+            # Its statistics would be those of steps that are not valid, too.
+            check_no_memory(self, "with the torso xqc")
+
+
+@dataclasses.dataclass(frozen=True)
 class EncoderSettings(Settings):
     """The additional settings of an agent that learns from pixels, except those of a replay."""
 

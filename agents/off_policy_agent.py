@@ -22,8 +22,9 @@ from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
-from agents.config import EncoderSettings, NoiseSettings
+from agents.config import EncoderSettings, MemoryConfig, NoiseSettings, memory_of
 from agents.learning.replay_learner import ReplayLearner, StepModule
+from agents.learning.steps import MakeSteps, TransitionSteps, WindowSteps
 from agents.learning.targets import PolicyAverage, average_name, update_targets
 from agents.learning.value_scale import ReturnScale, unscaled
 from agents.learning.weights import check_same_names, check_same_results
@@ -34,6 +35,7 @@ from agents.networks.actor_critic import (
     TwinCritic,
     inverting_tanh,
 )
+from agents.networks.recurrent import RecurrentEncoder
 from agents.networks.torsos import CriticTorso, find_torso, to_unit_length
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
@@ -43,7 +45,7 @@ from agents.replay.local import LocalTable
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
 from agents.replay.table import LearnerDemand, make_input_fn, make_tables
-from agents.replay.transitions import TABLE, Layout
+from agents.replay.transitions import RETURNS, STATE, TABLE, Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
 
@@ -90,9 +92,18 @@ class PolicyAgent(abc.ABC):
         """Nest of float32 `specs.Array` that actors record with each action for the learner.
 
         By default, the discounted rewards so far if the learner `follows_returns`, which the adder
-        computes.
+        computes, and the state of the memory, if there is any.
         """
-        return ReturnAdder.SPEC if self.follows_returns else ()
+        returns = ReturnAdder.SPEC if self.follows_returns else ()
+        if self.memory is None:
+            return returns
+        state = specs.Array((self.make_encoder("encoder").state_size,), np.float32, STATE)
+        return {STATE: state, **({RETURNS: returns} if self.follows_returns else {})}
+
+    @property
+    def memory(self) -> MemoryConfig | None:
+        """The recurrent core of its encoder; None if it has no memory."""
+        return memory_of(self.config)
 
     @property
     def discount(self) -> float:
@@ -144,6 +155,15 @@ class PolicyAgent(abc.ABC):
 
     # Networks.
 
+    def make_encoder(self, name: str) -> Any:
+        """Makes an unbuilt encoder: [B, ...] observations -> [B, F] features.
+
+        It is an `agents.networks.recurrent.RecurrentEncoder` if the agent has a memory.
+        """
+        if self.memory is None:
+            return self.observations.make_encoder(name)
+        return RecurrentEncoder(self.observations.make_encoder, self.memory, name)
+
     def make_policy(self, name: str) -> snt.Module:
         """Makes an unbuilt policy: [B, F] features -> [B, A] actions.
 
@@ -184,7 +204,7 @@ class PolicyAgent(abc.ABC):
         Raises:
           ConfigError: if a user-defined part is not a module, or does not return float32 features.
         """
-        encoder, policy = self.observations.make_encoder("encoder"), self.make_policy("policy")
+        encoder, policy = self.make_encoder("encoder"), self.make_policy("policy")
         policy(features_of("agent.encoder", encoder, self.zero_observation()))
         return {"encoder": encoder, "policy": policy}
 
@@ -209,7 +229,7 @@ class PolicyAgent(abc.ABC):
         acting = self.make_acting_networks()
         online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
         target = ActorCritic(
-            self.observations.make_encoder("target_encoder"),
+            self.make_encoder("target_encoder"),
             self.make_policy("target_policy"),
             make_critic("target_critic"),
         )
@@ -295,18 +315,28 @@ class PolicyAgent(abc.ABC):
         served: Mapping[str, snt.Module],
         select: Callable[[Any], Any],
     ) -> ActingPolicy:
+        def act(observation: tf.Tensor) -> Any:
+            return select(self.policy_outputs(networks, observation))
+
+        def act_with_state(observation: tf.Tensor, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
+            features, state = networks["encoder"].step(observation, state)
+            encoded = {**networks, "encoder": lambda _: features}
+            return select(self.policy_outputs(encoded, observation)), state
+
         return ActingPolicy(
             networks=served,
-            act=lambda observation: select(self.policy_outputs(networks, observation)),
+            act=act if self.memory is None else act_with_state,
             observation_spec=self.observations.spec(),
             make_history=self.observations.make_history,
+            state_size=0 if self.memory is None else networks["encoder"].state_size,
         )
 
-    def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
+    def policy_outputs(self, networks: Mapping[str, Any], observation: tf.Tensor) -> Any:
         """Returns what an action is chosen by: the outputs of the policy network.
 
         Args:
-          networks: those of `make_acting_networks`.
+          networks: those of `make_acting_networks`; if the agent has a memory, an encoder that
+            returns the features for the state.
           observation: [B, ...] of the agent.
 
         Returns:
@@ -364,7 +394,11 @@ class PolicyAgent(abc.ABC):
         explorations = [
             with_range(self.make_exploration(context), spec, name) for context in contexts
         ]
-        return ExploringActor(policy, source, explorations, adders)
+        actor = ExploringActor(policy, source, explorations, adders)
+        if self.memory is not None:
+            for context, state in zip(contexts, actor.states, strict=True):
+                context.memory[STATE] = state  # Checkpoints of deterministic runs hold it.
+        return actor
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
         """Makes an evaluator: the policy without exploration."""
@@ -437,10 +471,22 @@ class OffPolicyAgent(PolicyAgent):
     def sequences(self) -> SequenceConfig | None:
         """The windows that the learner's batches consist of, as `agents.replay.sequences.Sequence`.
 
-        None, as by default, if it learns from n-step transitions. From sequences, `n_step_return`
-        computes them.
+        None, as by default without a memory, if it learns from n-step transitions. From sequences,
+        `n_step_return` computes them.
         """
-        return None
+        memory = self.memory
+        if memory is None:
+            return None
+        length = memory.burn_in + memory.trained_steps + self.config.n_step
+        return SequenceConfig(length, memory.period, memory.burn_in)
+
+    def make_steps(self) -> MakeSteps:
+        """Makes the function from a batch, and seeds by stream, to the steps that it trains."""
+        augment = self.observations.augment
+        if self.memory is None:
+            return lambda sample, seed: TransitionSteps(sample, seed, augment)
+        memory, n_step = self.memory, self.config.n_step
+        return lambda sample, seed: WindowSteps(sample, seed, augment, memory, n_step)
 
     @property
     def replay(self) -> ReplayConfig:
@@ -499,7 +545,8 @@ class OffPolicyAgent(PolicyAgent):
         self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
     ) -> ReplayLearner:
         """See `agents.agent.Agent`."""
-        if self.extras_spec != () and self.adder_type is NStepTransitionAdder:
+        is_known = self.memory is not None or self.adder_type is ReturnAdder
+        if self.extras_spec != () and not is_known:
             raise ConfigError(
                 f"--deterministic: expected an agent without extras, got {type(self).__name__} "
                 "with extras, which cannot be computed again; leave the option out"

@@ -79,8 +79,8 @@ class NumpyPolicy:
         """Translates the graph of a policy.
 
         Args:
-          act: a `tf.types.experimental.ConcreteFunction` of one argument of static shape, an array
-            of observations [B, ...].
+          act: a `tf.types.experimental.ConcreteFunction` of arguments of static shape: observations
+            [B, ...], and states [B, K] if the policy has any.
           variables: those of the policy's networks, by path.
 
         Raises:
@@ -93,9 +93,10 @@ class NumpyPolicy:
         self._variables = variables
         self._weights = {path: np.array(v.numpy()) for path, v in variables.items()}
         paths = {id(variable.handle): path for path, variable in variables.items()}
-        observations = act.inputs[0]
-        self._input = np.zeros(observations.shape, observations.dtype.as_numpy_dtype)
-        values = {observations.name: self._input}
+        inputs = act.inputs[: len(act.inputs) - len(act.captured_inputs)]
+        self._inputs = [np.zeros(x.shape, x.dtype.as_numpy_dtype) for x in inputs]
+        values = {x.name: array for x, array in zip(inputs, self._inputs, strict=True)}
+        varying = {*values}  # What depends on the inputs.
         for outside, inside in act.graph.captures:
             if id(outside) in paths:
                 values[inside.name] = self._weights[paths[id(outside)]]
@@ -106,7 +107,6 @@ class NumpyPolicy:
         values |= writer.constants
         self._on_load: list[Callable[[], Any]] = []
         self._calls: list[Callable[[], Any]] = []
-        varying = {observations.name}  # What depends on the observations.
         for operation in writer.operations:
             if operation["op"] in _SLOW:
                 raise NotPortableError(f"expected operations fast in NumPy, got {operation['op']}")
@@ -138,11 +138,12 @@ class NumpyPolicy:
             for call in self._on_load:
                 call()
 
-    def __call__(self, observations: np.ndarray) -> Any:
+    def __call__(self, *inputs: np.ndarray) -> Any:
         """Evaluates the policy.
 
         Args:
-          observations: [B, ...] of the shape for which the graph was traced.
+          *inputs: observations [B, ...], and states if there are any, of the shapes for which the
+            graph was traced.
 
         Returns:
           A nest of fresh [B, ...] arrays.
@@ -150,12 +151,13 @@ class NumpyPolicy:
         Raises:
           ValueError: if they have another shape.
         """
-        if observations.shape != self._input.shape:  # NumPy would broadcast a single number.
-            raise ValueError(
-                f"expected observations of shape {self._input.shape}, got {observations.shape}; "
-                "pass observations from its environment"
-            )
-        np.copyto(self._input, observations)
+        for held, given in zip(self._inputs, inputs, strict=True):
+            if given.shape != held.shape:  # NumPy would broadcast a single number.
+                raise ValueError(
+                    f"expected observations of shape {held.shape}, got {given.shape}; pass "
+                    "observations from its environment"
+                )
+            np.copyto(held, given)
         with np.errstate(all="ignore"):  # As TensorFlow does.
             for call in self._calls:
                 call()
@@ -168,16 +170,20 @@ class ActingPolicy(NamedTuple):
     Attributes:
       networks: built modules by the names under which the learner serves their variables.
       act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
-        parameters of a distribution over actions. It is traced as written, without AutoGraph.
+        parameters of a distribution over actions. If the policy has states, observations and states
+        [B, K] -> such a nest and the next states. It is traced as written, without AutoGraph.
       observation_spec: the spec of one observation of the agent.
       make_history: makes the object that turns the observations of one environment into those of
         the agent.
+      state_size: K, numbers that a policy with a memory keeps from one observation of an episode to
+        the next, float32 and 0 at its start; 0 for one without.
     """
 
     networks: Mapping[str, snt.Module]
-    act: Callable[[tf.Tensor], Any]
+    act: Callable[..., Any]
     observation_spec: tf.TensorSpec
     make_history: Callable[[], ObservationHistory]
+    state_size: int = 0
 
 
 class PolicyFunction(Protocol):
@@ -187,8 +193,8 @@ class PolicyFunction(Protocol):
         """Takes new weights, path -> array; raises ValueError if one is missing or misshapen."""
         ...
 
-    def __call__(self, observations: np.ndarray) -> Any:
-        """Returns a nest of fresh arrays [B, ...] for observations [B, ...]."""
+    def __call__(self, *inputs: np.ndarray) -> Any:
+        """Returns a nest of fresh arrays [B, ...], as `ActingPolicy.act` returns tensors."""
         ...
 
 
@@ -199,7 +205,7 @@ class TensorFlowPolicy:
         """Stores the function.
 
         Args:
-          act: a `tf.types.experimental.ConcreteFunction` of observations [B, ...].
+          act: a `tf.types.experimental.ConcreteFunction`, see `NumpyPolicy`.
           variables: those of the policy's networks, by path.
         """
         self._act = act
@@ -211,14 +217,18 @@ class TensorFlowPolicy:
         for path, variable in self._variables.items():
             variable.assign(arrays[path])
 
-    def __call__(self, observations: np.ndarray) -> Any:
+    def __call__(self, *inputs: np.ndarray) -> Any:
         """See `PolicyFunction`."""
-        outputs = self._act(tf.constant(observations))
+        outputs = self._act(*map(tf.constant, inputs))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
 
 
 class ServedPolicy:
-    """A compiled policy with the weights of a `VariableSource`."""
+    """A compiled policy with the weights of a `VariableSource`, and its states.
+
+    Attributes:
+      states: [B, K] float32, those before the next observations; calls change them in place.
+    """
 
     def __init__(self, policy: ActingPolicy, source: VariableSource, batch_size: int):
         """Compiles the policy and fetches its weights.
@@ -231,11 +241,20 @@ class ServedPolicy:
         self._function = compile_policy(policy, batch_size)
         self._names = names_with_variables(policy.networks)
         self._source = source
+        self.states = np.zeros((batch_size, policy.state_size), np.float32)
         self.update()
 
     def __call__(self, observations: np.ndarray) -> Any:
         """Returns a nest of arrays [B, ...] for observations [B, ...] of the agent."""
-        return self._function(observations)
+        if not self.states.size:
+            return self._function(observations)
+        outputs, states = self._function(observations, self.states)
+        np.copyto(self.states, states)
+        return outputs
+
+    def reset(self, index: int) -> None:
+        """Forgets the episode in row `index`."""
+        self.states[index] = 0.0
 
     def update(self) -> None:
         """Fetches the newest weights."""
@@ -266,14 +285,17 @@ def trace_policy(policy: ActingPolicy, batch_size: int) -> tuple[Any, dict[str, 
       batch_size: observations in one call.
 
     Returns:
-      A `tf.types.experimental.ConcreteFunction` of observations [B, ...], and the variables of the
-      policy's networks, by path.
+      A `tf.types.experimental.ConcreteFunction` of observations [B, ...], and of states [B, K] if
+      the policy has any, and the variables of the policy's networks, by path.
     """
     spec = policy.observation_spec
     # AutoGraph takes half a second in every process. Networks do not need it: the learner's step
     # runs them as written, too.
-    act = tf.function(lambda observations: policy.act(observations), autograph=False)
-    act = act.get_concrete_function(tf.TensorSpec([batch_size, *spec.shape], spec.dtype))
+    inputs = [tf.TensorSpec([batch_size, *spec.shape], spec.dtype)]
+    if policy.state_size:
+        inputs.append(tf.TensorSpec([batch_size, policy.state_size], tf.float32))
+    act = tf.function(lambda *inputs: policy.act(*inputs), autograph=False)
+    act = act.get_concrete_function(*inputs)
     random_ops.check(act)
     variables: dict[str, tf.Variable] = {}
     for name, network in policy.networks.items():

@@ -11,6 +11,7 @@ from acme.adders import base as adders
 
 from agents.acting.acting_policy import ActingPolicy, ServedPolicy
 from agents.agent import VariableSource
+from agents.replay.transitions import STATE
 
 # Actions between two requests for weights, over all environments of an actor.
 ACTIONS_PER_UPDATE = 250
@@ -27,6 +28,8 @@ class PolicyActor(core.Actor):
           source: serves the weights.
         """
         self._policy = ServedPolicy(policy, source, batch_size=1)
+        self.states = self._policy.states
+        """[1, K] float32, the policy's state before the next observation."""
         self._history = policy.make_history()
         spec = policy.observation_spec
         self.last_observation = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
@@ -40,6 +43,7 @@ class PolicyActor(core.Actor):
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""
         self._history.reset()
+        self._policy.reset(0)
 
     def observe(self, action: types.NestedArray, next_timestep: dm_env.TimeStep) -> None:
         """Records nothing."""
@@ -53,7 +57,11 @@ class PolicyActor(core.Actor):
 class ExploringActor:
     """Explores in several environments, and adds every step to the replay table.
 
-    One call of the policy serves all environments. It implements `agents.agent.BatchActor`.
+    One call of the policy serves all environments. The state with which a policy with a memory got
+    an observation is among the extras of its action. It implements `agents.agent.BatchActor`.
+
+    Attributes:
+      states: [environments, K] float32, the policy's states before the next observations.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class ExploringActor:
         """
         size = len(adders)
         self._policy = ServedPolicy(policy, source, size)
+        self.states = self._policy.states
         self._histories = [policy.make_history() for _ in range(size)]
         self._explorations = explorations
         self._adders = adders
@@ -85,12 +94,14 @@ class ExploringActor:
     def begin(self, index: int, timestep: dm_env.TimeStep) -> None:
         """Starts an episode of environment `index`."""
         self._histories[index].reset()
+        self._policy.reset(index)
         self._adders[index].add_first(timestep)
 
     def select_actions(self, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the action to take in each environment, with exploration."""
         for index, observation in enumerate(observations):
             self._observations[index] = self._histories[index].observe(observation)
+        states = self.states.copy()
         outputs = self._policy(self._observations)
         actions = []
         for index, explore in enumerate(self._explorations):
@@ -98,6 +109,8 @@ class ExploringActor:
             action, extras = explore(_row(outputs, index))
             actions.append(np.array(action))
             self._extras[index] = tree.map_structure(np.array, extras)
+            if states.size:
+                self._extras[index] = {**dict(extras), STATE: states[index]}
         return actions
 
     def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:

@@ -5,6 +5,7 @@ import tensorflow as tf
 from agents.crr import losses
 from agents.crr.networks import Mixture
 from agents.d4pg.learner import D4PGLearner, PolicyUpdate
+from agents.learning.steps import BatchSteps
 from rl_replicator.collectives.randomness import normal
 
 
@@ -16,7 +17,7 @@ class CRRLearner(D4PGLearner):
         return self._sample(self.target.policy(s_t), stream=2)
 
     def _update_policy(
-        self, s_tm1: tf.Tensor, a_tm1: tf.Tensor, logits_tm1: tf.Tensor
+        self, steps: BatchSteps, s_tm1: tf.Tensor, logits_tm1: tf.Tensor
     ) -> PolicyUpdate:
         """Returns the gradients of the weighted regression towards the recorded actions."""
         config, policy = self._config, self.online.policy
@@ -29,7 +30,7 @@ class CRRLearner(D4PGLearner):
                 advantages = losses.advantage(self._values(logits_tm1), values, config.advantage)
                 weigh = losses.WEIGHTINGS[config.weighting]
                 weights = weigh(advantages, config.beta, config.max_weight)  # [B]
-            loss = losses.policy_loss(losses.log_density(*mixture, a_tm1), weights)
+            loss = losses.policy_loss(losses.log_density(*mixture, steps.action), weights)
         return PolicyUpdate(
             tape.gradient(loss, policy.trainable_variables),
             actions[0],

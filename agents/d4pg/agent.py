@@ -85,7 +85,7 @@ class D4PG(OffPolicyAgent):
             target=target,
             atoms=self.value_range.atoms(),
             total_steps=total_steps,
-            augment=self.observations.augment,
+            make_steps=self.make_steps(),
             replicator=replicator,
             critic_loss=self.make_critic_loss(),
             scale=self.make_scale(),

@@ -5,6 +5,7 @@ from typing import Literal
 
 from agents.config import (
     CategoricalSettings,
+    MemorySettings,
     NoiseSettings,
     OffPolicyConfig,
     PixelSettings,
@@ -50,7 +51,12 @@ class CriticSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class D4PGConfig(
-    NoiseSettings, CriticSettings, CategoricalSettings, PolicySettings, OffPolicyConfig
+    MemorySettings,
+    NoiseSettings,
+    CriticSettings,
+    CategoricalSettings,
+    PolicySettings,
+    OffPolicyConfig,
 ):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 

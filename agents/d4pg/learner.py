@@ -13,6 +13,7 @@ from agents.learning import categorical, diagnostics, value_scale
 from agents.learning.losses import normalized_weights
 from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
+from agents.learning.steps import BatchSteps, MakeSteps
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic, check_deterministic, preactivation_penalty
 from agents.networks.torsos import Statistics, batch_norm, joint_values, to_unit_length
@@ -51,7 +52,7 @@ class D4PGLearner(tf.Module):
         target: ActorCritic,
         atoms: np.ndarray,
         total_steps: int,
-        augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        make_steps: MakeSteps,
         replicator: rr.Replicator,
         critic_loss: losses.CriticLoss,
         scale: Callable[[Any], tf.Tensor],
@@ -64,7 +65,7 @@ class D4PGLearner(tf.Module):
           target: built networks with the same weights.
           atoms: [Z] float32 support of the critic.
           total_steps: learner steps over which the importance exponent grows to its final value.
-          augment: (observations [B, ...], seed [2] int32) -> observations to train on.
+          make_steps: makes the steps that a batch trains.
           replicator: the replicator of the current scope.
           critic_loss: function with the arguments and results of `categorical.categorical_td_loss`.
           scale: the extras of a batch -> a scalar by which rewards are divided.
@@ -75,7 +76,7 @@ class D4PGLearner(tf.Module):
         self._critic_loss = losses.checked(critic_loss)
         self._scale = scale
         self._total_steps = total_steps
-        self._augment = augment
+        self._make_steps = make_steps
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self._policy_optimizer, self._critic_optimizer = (
@@ -113,34 +114,33 @@ class D4PGLearner(tf.Module):
           The new priorities and the metrics.
         """
         config, online, target = self._config, self.online, self.target
-        o_tm1, a_tm1, r_t, d_t, o_t, extras = sample.transition
-        scale = self._scale(extras)
-        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
+        steps = self._make_steps(sample, lambda stream: self.step_seed(self.num_steps, stream))
+        r_t, d_t, scale = steps.reward, steps.discount, self._scale(steps.extras)
 
-        s_t = target.encoder(o_t)  # [B, F]
+        _, s_t = steps.features(target.encoder)  # [M, F]
         with batch_norm(Statistics.BATCH):
-            a_t = self._next_action(s_t)  # [B, A]
+            a_t = self._next_action(s_t)  # [M, A]
 
         with tf.GradientTape() as critic_tape:
-            s_tm1 = online.encoder(o_tm1)  # [B, F]
+            s_tm1, _ = steps.features(online.encoder)  # [M, F]
             logits_tm1, logits_t = joint_values(
-                online.critic, target.critic, (s_tm1, a_tm1), (s_t, a_t)
-            )  # [B, Z], or [B, 2, Z] of a pair
+                online.critic, target.critic, (s_tm1, steps.action), (s_t, a_t)
+            )  # [M, Z], or [M, 2, Z] of a pair
             # The bootstrap distribution, from the target networks.
-            target_probs = self._probabilities(logits_t)  # [B, Z]
+            target_probs = self._probabilities(logits_t)  # [M, Z]
             td = [
                 self._critic_loss(logits, r_t / scale, d_t, target_probs, self._atoms)
                 for logits in losses.each_critic(logits_tm1)
-            ]  # [B] and [B, Z] of each critic
+            ]  # [M] and [M, Z] of each critic
             weights = normalized_weights(
                 sample, config.replay, self.num_steps, self._total_steps
             )  # [B]
-            critic_loss = tf.reduce_mean(weights * tf.add_n([loss for loss, _ in td]))
+            td_losses = tf.add_n([loss for loss, _ in td])  # [M]
+            critic_loss = tf.reduce_mean(steps.weighted(weights) * td_losses)
 
         # The policy's gradients are those of its own variables alone, so its loss trains neither
         # the critic nor the encoder.
-        update = self._update_policy(s_tm1, a_tm1, logits_tm1)
+        update = self._update_policy(steps, s_tm1, logits_tm1)
         critic_gradients = critic_tape.gradient(critic_loss, online.critic_variables)
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(update.gradients, online.policy.trainable_variables)
@@ -150,15 +150,15 @@ class D4PGLearner(tf.Module):
         update_targets(target, online, config.target_update_rate, is_due)
 
         edge_low, edge_high = categorical.edge_mass(self._probabilities(update.logits))
-        priorities = tf.reduce_max(
-            [categorical.kl_priorities(*of_critic) for of_critic in td], axis=0
-        )
+        priorities = steps.item_priorities(
+            tf.reduce_max([categorical.kl_priorities(*of_critic) for of_critic in td], axis=0)
+        )  # [B]
         return StepOutput(
             keys=sample.keys,
             priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
-                "q_mean": scale * tf.reduce_mean(self._values(update.logits)),
+                "q_mean": scale * steps.mean(self._values(update.logits)),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
                 **value_scale.metrics(self._scale, scale),
@@ -187,29 +187,30 @@ class D4PGLearner(tf.Module):
         return tf.linalg.matvec(self._probabilities(logits), self._atoms)
 
     def _update_policy(
-        self, s_tm1: tf.Tensor, a_tm1: tf.Tensor, logits_tm1: tf.Tensor
+        self, steps: BatchSteps, s_tm1: tf.Tensor, logits_tm1: tf.Tensor
     ) -> PolicyUpdate:
         """Returns the policy's gradients. It follows dQ/da; other terms are added to `penalty`.
 
         Args:
-          s_tm1: [B, F] features.
-          a_tm1: [B, A] stored actions.
-          logits_tm1: [B, Z] or [B, 2, Z] of the critic at these.
+          steps: the steps of the batch.
+          s_tm1: [M, F] features at these.
+          logits_tm1: [M, Z] or [M, 2, Z] of the critic at their actions.
         """
-        del a_tm1, logits_tm1
+        del logits_tm1
+        valid = steps.valid[:, tf.newaxis]  # [M, 1]
         config, policy = self._config, self.online.policy
         check_deterministic(policy)
         with tf.GradientTape() as policy_tape, batch_norm(Statistics.TRAINING):
-            preactivations = policy.preactivations(s_tm1)  # [B, A]
-            action = policy.squash(preactivations)  # [B, A]
-            penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
+            preactivations = policy.preactivations(s_tm1)  # [M, A]
+            action = policy.squash(preactivations)  # [M, A]
+            penalty = preactivation_penalty(valid * preactivations, config.preactivation_penalty)
         with tf.GradientTape(watch_accessed_variables=False) as action_tape:
             action_tape.watch(action)
-            logits = self.online.critic(s_tm1, action)  # [B, Z] or [B, 2, Z]
-            q = self._values(logits)  # [B]
-        dq_da = losses.action_gradient(
+            logits = self.online.critic(s_tm1, action)  # [M, Z] or [M, 2, Z]
+            q = self._values(logits)  # [M]
+        dq_da = valid * losses.action_gradient(
             action_tape.gradient(q, action), config.max_action_gradient_norm
-        )  # [B, A]
+        )  # [M, A]
         batch_size = tf.cast(tf.shape(action)[0], tf.float32)
         gradients = policy_tape.gradient(
             [action, penalty],

@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.dqn.learner import DQNLearner
-from agents.dqn.losses import best_action, legal_values
+from agents.dqn.losses import best_action, legal_values, rescaled, unrescaled
 from agents.dqn.networks import DuellingNetwork, PlainNetwork, QNetworks
 from agents.dqn.values import CategoricalValues, ScalarValues, Values
 from agents.learning.categorical import ValueRange
@@ -60,7 +60,10 @@ class DQN(OffPolicyAgent):
         """Makes the meaning of the network's outputs."""
         if self._is_categorical:
             return CategoricalValues(self.value_range.atoms(), self.value_range.prior_logits())
-        return ScalarValues(TD_LOSSES[self.config.critic_loss])
+        td_loss = TD_LOSSES[self.config.critic_loss]
+        if self.config.value_rescaling:
+            return ScalarValues(td_loss, rescaled, unrescaled)
+        return ScalarValues(td_loss)
 
     def make_policy(self, name: str) -> snt.Module:
         """Makes an unbuilt network: [B, F] features -> [B, A, Z] outputs."""
@@ -103,18 +106,19 @@ class DQN(OffPolicyAgent):
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> DQNLearner:
         """See `OffPolicyAgent`."""
         online = QNetworks(**self.make_acting_networks())
-        target = QNetworks(
-            self.observations.make_encoder("target_encoder"), self.make_policy("target_policy")
-        )
+        target = QNetworks(self.make_encoder("target_encoder"), self.make_policy("target_policy"))
         observation, _ = self.random_inputs()
-        target = self.copied(online, target, lambda networks: networks.outputs(observation))
+        target = self.copied(
+            online, target, lambda networks: networks.policy(networks.encoder(observation))
+        )
         return DQNLearner(
             self.config,
             online=online,
             target=target,
             values=self.make_values(),
             total_steps=total_steps,
-            observations=self.observations,
+            mask=self.observations.mask,
+            make_steps=self.make_steps(),
             replicator=replicator,
             scale=self.make_scale(),
         )

@@ -4,12 +4,17 @@ import dataclasses
 import math
 from typing import Literal
 
-from agents.config import CategoricalSettings, OffPolicyConfig, PixelSettings
+from agents.config import (
+    CategoricalSettings,
+    MemorySettings,
+    OffPolicyConfig,
+    PixelSettings,
+)
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class DQNConfig(CategoricalSettings, OffPolicyConfig):
+class DQNConfig(MemorySettings, CategoricalSettings, OffPolicyConfig):
     """Hyper-parameters of DQN (Mnih et al. 2015) with extensions.
 
     These are Rainbow's (Hessel et al. 2018, arXiv:1710.02298) except noisy networks; exploration is
@@ -21,6 +26,9 @@ class DQNConfig(CategoricalSettings, OffPolicyConfig):
     critic_loss: Literal["categorical", "huber", "squared"] = "categorical"
     """`categorical`: the critic is a distribution on atoms (C51, Bellemare et al. 2017); `huber` or
     `squared`: it is a number, and atoms and their range are not used."""
+    value_rescaling: bool = False
+    """Whether the number stands for h(return), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, as in
+    R2D2, for rewards of very different sizes; only with `huber` or `squared`."""
     double_q: bool = True
     """Whether the online network chooses the action of the target, which the target network values
     (van Hasselt et al. 2016, arXiv:1509.06461)."""
@@ -52,6 +60,8 @@ class DQNConfig(CategoricalSettings, OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "target_update_period")
+        is_good = not self.value_rescaling or self.critic_loss != "categorical"
+        self.check(is_good, "value_rescaling", "False with the critic_loss categorical")
         self.check_at_least(0, "exploration_random_steps")
         self.check(0 <= self.exploration_epsilon <= 1, "exploration_epsilon", "a number in [0, 1]")
         is_finite = 0 <= self.exploration_exponent < math.inf

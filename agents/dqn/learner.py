@@ -15,8 +15,8 @@ from agents.learning import diagnostics, value_scale
 from agents.learning.losses import normalized_weights
 from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
+from agents.learning.steps import MakeSteps
 from agents.learning.targets import update_targets
-from agents.observations import PixelObservations, StateObservations
 from agents.replay.transitions import Sample
 from rl_replicator.collectives.randomness import StepSeeds
 
@@ -34,7 +34,8 @@ class DQNLearner(tf.Module):
         target: QNetworks,
         values: Values,
         total_steps: int,
-        observations: StateObservations | PixelObservations,
+        mask: Callable[[tf.Tensor], tf.Tensor | None],
+        make_steps: MakeSteps,
         replicator: rr.Replicator,
         scale: Callable[[Any], tf.Tensor],
     ):
@@ -46,7 +47,8 @@ class DQNLearner(tf.Module):
           target: built networks with the same weights.
           values: the meaning of their outputs.
           total_steps: learner steps over which the importance exponent grows to its final value.
-          observations: the parts that depend on the kind of observation.
+          mask: observations [M, ...] -> legal actions [M, A], or None if all are.
+          make_steps: makes the steps that a batch trains.
           replicator: the replicator of the current scope.
           scale: the extras of a batch -> a scalar by which rewards are divided.
         """
@@ -55,7 +57,7 @@ class DQNLearner(tf.Module):
         self._values = values
         self._scale = scale
         self._total_steps = total_steps
-        self._augment, self._mask = observations.augment, observations.mask
+        self._mask, self._make_steps = mask, make_steps
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self._optimizer = make_optimizer(
@@ -86,25 +88,22 @@ class DQNLearner(tf.Module):
           The new priorities and the metrics.
         """
         config, online, values = self._config, self.online, self._values
-        o_tm1, a_tm1, r_t, d_t, o_t, extras = sample.transition
-        scale, mask_t = self._scale(extras), self._mask(o_t)  # [], [B, A] or None
-        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
-
-        target_t = self.target.outputs(o_t)  # [B, A, Z]
-        choosing_t = online.outputs(o_t) if config.double_q else target_t  # [B, A, Z]
-        a_t = losses.best_action(losses.legal_values(values.mean(choosing_t), mask_t))  # [B]
-        best_t = losses.of_action(target_t, a_t)  # [B, Z]
+        steps = self._make_steps(sample, lambda stream: self.step_seed(self.num_steps, stream))
+        scale = self._scale(steps.extras)  # []
+        mask_t = self._mask(steps.next_observation)  # [M, A] or None
+        _, s_t = steps.features(self.target.encoder)  # [M, F]
+        target_t = self.target.policy(s_t)  # [M, A, Z]
+        weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
 
         with tf.GradientTape() as tape:
-            outputs_tm1 = losses.of_action(online.outputs(o_tm1), a_tm1)  # [B, Z]
+            s_tm1, s_t = steps.features(online.encoder)  # [M, F] each
+            outputs_tm1 = losses.of_action(online.policy(s_tm1), steps.action)  # [M, Z]
+            choosing_t = online.policy(s_t) if config.double_q else target_t  # [M, A, Z]
+            a_t = losses.best_action(losses.legal_values(values.mean(choosing_t), mask_t))  # [M]
             td_losses, priorities = values.td_loss(
-                outputs_tm1, r_t / scale, d_t, best_t
-            )  # [B] each
-            weights = normalized_weights(
-                sample, config.replay, self.num_steps, self._total_steps
-            )  # [B]
-            loss = tf.reduce_mean(weights * td_losses)
+                outputs_tm1, steps.reward / scale, steps.discount, losses.of_action(target_t, a_t)
+            )  # [M] each
+            loss = tf.reduce_mean(steps.weighted(weights) * td_losses)
 
         variables = online.trainable_variables
         gradients = tape.gradient(loss, variables)
@@ -112,12 +111,13 @@ class DQNLearner(tf.Module):
         self.num_steps.assign_add(1)
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
         update_targets(self.target, online, config.target_update_rate, is_due)
+        priorities = steps.item_priorities(priorities)  # [B]
         return StepOutput(
             keys=sample.keys,
             priorities=priorities,
             metrics={
                 "critic_loss": loss,
-                "q_mean": scale * tf.reduce_mean(values.mean(outputs_tm1)),
+                "q_mean": scale * steps.mean(values.mean(outputs_tm1)),
                 **values.metrics(outputs_tm1),
                 **value_scale.metrics(self._scale, scale),
                 **diagnostics.critic_metrics(gradients, variables, weights, priorities),

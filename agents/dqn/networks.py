@@ -30,10 +30,6 @@ class QNetworks(NamedTuple):
         """The variables that the loss trains, in an order that equal networks share."""
         return (*self.encoder.trainable_variables, *self.policy.trainable_variables)
 
-    def outputs(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the outputs for all actions: [B, ...] -> [B, A, Z]."""
-        return self.policy(self.encoder(observation))
-
 
 class PlainNetwork(snt.Module):
     """[B, N] float32 features -> [B, A, Z] float32 outputs."""

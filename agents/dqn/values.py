@@ -74,23 +74,34 @@ class CategoricalValues:
 
 
 class ScalarValues:
-    """One output, the expected return (Mnih et al. 2015)."""
+    """One output, the expected return (Mnih et al. 2015), or a function of it."""
 
-    def __init__(self, td_loss: Callable[[tf.Tensor], tf.Tensor]):
-        """Stores the loss of a TD error: float32 of any shape -> the same shape."""
-        self._td_loss = td_loss
+    def __init__(
+        self,
+        td_loss: Callable[[tf.Tensor], tf.Tensor],
+        scaled: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+        unscaled: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+    ):
+        """Stores functions of float32 tensors of any shape.
+
+        Args:
+          td_loss: TD error -> loss.
+          scaled: return -> output that stands for it.
+          unscaled: the inverse of `scaled`.
+        """
+        self._td_loss, self._scaled, self._unscaled = td_loss, scaled, unscaled
         self.initial_outputs = np.zeros(1, np.float32)
 
     def mean(self, outputs: tf.Tensor) -> tf.Tensor:
         """See `Values`."""
-        return tf.squeeze(outputs, axis=-1)
+        return self._unscaled(tf.squeeze(outputs, axis=-1))
 
     def td_loss(
         self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Values`: the loss of the TD error, and its absolute value."""
-        target = tf.stop_gradient(r_t + d_t * self.mean(outputs_t))  # [B]
-        td_errors = target - self.mean(outputs_tm1)  # [B]
+        target = tf.stop_gradient(self._scaled(r_t + d_t * self.mean(outputs_t)))  # [B]
+        td_errors = target - tf.squeeze(outputs_tm1, axis=-1)  # [B]
         return self._td_loss(td_errors), tf.stop_gradient(tf.abs(td_errors))
 
     def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:

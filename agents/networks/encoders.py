@@ -285,8 +285,9 @@ def update_statistics(networks: Iterable[snt.Module], observation: tf.Tensor) ->
       observation: [B, ...] of a replica's batch.
     """
     for network in networks:
-        if isinstance(network, RunningNormalization):
-            network.update(observation)
+        for module in (network, *network.submodules):
+            if isinstance(module, RunningNormalization):
+                module.update(observation)
 
 
 def stacked(frames: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from agents.config import OffPolicyConfig
+from agents.config import OffPolicyConfig, check_no_memory
 from agents.nodes.run_plan import group_replicas, learner_processes
 from agents.plan.parts import Parts
 from agents.runs.options import AgentOptions
@@ -110,6 +110,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
             f"expected an agent whose config is an agents.config.OffPolicyConfig, got "
             f"{type(agent).__name__}: a plan needs its batch and its replay"
         )
+    check_no_memory(agent, "for a plan")
     check_option(not options.deterministic, "deterministic", "False for a plan", True)
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)

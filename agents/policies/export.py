@@ -27,7 +27,7 @@ def export_policy(
 
     A wrapper may change both, so the environment of a wrapped task includes its wrappers and has
     the agent's form. From pixels, the model stacks the frames: it returns the stack for the next
-    call.
+    call. So does a policy with a memory with its state.
 
     Args:
       policy: the policy.
@@ -55,16 +55,17 @@ def export_policy(
     action_spec = action_range(flat, bool(policy.task.wrap))
     to_own = _to_own(action_spec)
     spec, frame = acting.observation_spec, environment.observation_spec()
-    act, inputs = _single(acting.act, to_own), {"observation": tf.TensorSpec([None, *spec.shape])}
+    inputs = {"observation": tf.TensorSpec([None, *spec.shape])}
     if policy.task.pixels is not None:
-        act = _stacked(acting.act, to_own)
         inputs = {
             "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
             "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
         }
+    if acting.state_size:
+        inputs["state"] = tf.TensorSpec([None, acting.state_size])
     card = _card(policy, run, flat, action_spec, license_name)
     environment.close()
-    return ExportedModel(act, inputs, card)
+    return ExportedModel(_function(acting.act, to_own), inputs, card)
 
 
 def _in_float32(agent: Any, source: AgentSource) -> Any:
@@ -108,18 +109,24 @@ def _numbered(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     return to_own
 
 
-def _single(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    def function(observation: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"action": to_own(act(observation))}
+def _function(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns the function to export, of an observation and of what the call before returned.
 
-    return function
+    Args:
+      act: see `ActingPolicy`.
+      to_own: see `_to_own`.
+    """
 
-
-def _stacked(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    def function(observation: tf.Tensor, stack: tf.Tensor) -> dict[str, tf.Tensor]:
-        channels = observation.shape[-1]
-        stack = tf.concat([stack[..., channels:], observation], axis=-1)
-        return {"action": to_own(act(stack)), "next_stack": stack}
+    def function(observation: tf.Tensor, **before: tf.Tensor) -> dict[str, tf.Tensor]:
+        after = {}
+        if "stack" in before:
+            rest = before["stack"][..., observation.shape[-1] :]
+            observation = after["next_stack"] = tf.concat([rest, observation], axis=-1)
+        if "state" in before:
+            action, after["next_state"] = act(observation, before["state"])
+        else:
+            action = act(observation)
+        return {"action": to_own(action), **after}
 
     return function
 
@@ -146,6 +153,7 @@ def _card(
     }
     is_from_pixels = policy.task.pixels is not None
     usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")
+    usage += "" if getattr(policy.agent, "memory", None) is None else _REMEMBERED
     return Card(f"{name} on {task}", facts, usage, identity, packages_of(environment))
 
 
@@ -223,6 +231,10 @@ _USAGE = {
         "spec. Convolutions compute in float32, whatever they did in training."
     ),
 }
+_REMEMBERED = (
+    " Input `state`: [B, K] float32, the memory: the output `next_state` of the call before, or "
+    "zeros at the start of an episode."
+)
 _WRAPPED = {
     False: (
         " This is the wrapped environment as the agent sees it: one vector, and actions in [-1, 1] "

@@ -11,7 +11,7 @@ import reverb
 from acme import specs, types
 from acme.adders import base
 
-from agents.replay.transitions import TABLE, Layout
+from agents.replay.transitions import RETURNS, STATE, TABLE, Layout
 
 # Transitions that are written between two flushes: a flush costs about as much as an insert.
 _WRITTEN_PER_FLUSH = 16
@@ -54,7 +54,7 @@ def n_step_return(
 class TableAdder(base.Adder):
     """An adder that waits while the table accepts nothing, in a way that can be given up.
 
-    Subclasses define `reset` and `add`.
+    Subclasses define `reset`, `add`, `pending` and `set_pending`.
 
     Attributes:
       seconds_waited: seconds spent waiting for the table since the start.
@@ -123,14 +123,6 @@ class TableAdder(base.Adder):
                 if self._on_wait(time.perf_counter() - started):
                     break
         self.seconds_waited += time.perf_counter() - started
-
-    def pending(self) -> list[Any]:
-        """See `agents.agent.StepAdder`; [] if repeating the episode provides them."""
-        return []
-
-    def set_pending(self, steps: list[Any]) -> None:
-        """See `agents.agent.StepAdder`."""
-        del steps
 
     def finish(self, timeout: float) -> bool:
         """Sends everything, and waits until the table holds it.
@@ -248,6 +240,14 @@ class NStepTransitionAdder(TableAdder):
             self._written_since_flush = 0
             self.flush()
 
+    def pending(self) -> list[Any]:
+        """See `agents.agent.StepAdder`."""
+        return self._writer.pending()
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """See `agents.agent.StepAdder`."""
+        self._writer.set_pending(steps)
+
     def _write_window(self) -> None:
         first = self._window[0]
         reward, discount = n_step_return(
@@ -277,8 +277,8 @@ class NStepTransitionAdder(TableAdder):
 class ReturnAdder(NStepTransitionAdder):
     """An adder that stores the discounted rewards of the episode so far with each transition.
 
-    The sum is G_t = r_t + gamma d_{t-1} G_{t-1}, the transition's extras (`SPEC`), whatever extras
-    the actor has.
+    The sum is G_t = r_t + gamma d_{t-1} G_{t-1}. It is the transition's extras (`SPEC`), whatever
+    extras the actor has, or one of them if the actor has states.
     """
 
     SPEC = specs.Array((), np.float32, "discounted_rewards")
@@ -295,7 +295,8 @@ class ReturnAdder(NStepTransitionAdder):
         extras: types.NestedArray = (),
     ) -> None:
         """Adds an action and the step it led to; see `NStepTransitionAdder`."""
-        del extras
         self._sum = float(next_timestep.reward) + self._factor * self._sum
         self._factor = self._discount * float(next_timestep.discount)
-        super().add(action, next_timestep, np.float32(self._sum))
+        returns = np.float32(self._sum)
+        has_state = isinstance(extras, dict) and STATE in extras
+        super().add(action, next_timestep, {**extras, RETURNS: returns} if has_state else returns)

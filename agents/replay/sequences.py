@@ -11,6 +11,7 @@ nothing of another episode is in a window. An episode that is cut off ends like 
 truncated, at the last observation that was written.
 """
 
+import collections
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,11 +264,13 @@ class SequenceWriter(EpisodeWriter):
         self._newest: types.Transition | None = None
         # Of the current episode: the rows that were appended, and the valid ones among them.
         self._num_rows = self._num_steps = 0
+        self._rows: collections.deque[np.ndarray] = collections.deque(maxlen=self._sequences.length)
 
     def begin(self, observation: np.ndarray) -> None:
         """See `EpisodeWriter`."""
         self.complete()
         self._num_rows = 0
+        self._rows.clear()
         for _ in range(self._sequences.prefix):
             self._append(observation, None)
 
@@ -296,6 +299,15 @@ class SequenceWriter(EpisodeWriter):
             self._append(self._newest.next_observation, None)
         self._newest, self._num_steps = None, 0
 
+    def pending(self) -> list[Any]:
+        """See `EpisodeWriter`."""
+        return [row.copy() for row in self._rows]
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """See `EpisodeWriter`."""
+        for row, step in zip(self._rows, steps, strict=True):
+            row[:] = step  # The table in this process keeps the row itself until it is in an item.
+
     def _append(self, observation: np.ndarray, transition: types.Transition | None) -> None:
         """Appends a row, and creates the window that ends with it, if any."""
         period, length = self._sequences.period, self._sequences.length
@@ -303,6 +315,7 @@ class SequenceWriter(EpisodeWriter):
         if transition is not None:
             self._steps.pack(row, transition, has_extras=self._num_rows % period == 0)
         self._append_row(observation, row)
+        self._rows.append(row)
         self._num_rows += 1
         start = self._num_rows - length
         if start >= 0 and start % period == 0:

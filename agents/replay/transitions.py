@@ -15,6 +15,9 @@ TABLE = "replay"
 RECORDED = "recorded"
 # The name of the rows in the signature of a table of sequences.
 SEQUENCE = "sequence"
+# Names of the extras of an agent with a memory: its state in front of an action, and the discounted
+# rewards of `agents.replay.adder.ReturnAdder`.
+STATE, RETURNS = "state", "discounted_rewards"
 
 # Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
 # costs several times as much as its row, and a separate chunk takes 840 bytes; but a sampled row is
@@ -64,6 +67,14 @@ class EpisodeWriter(abc.ABC):
     @abc.abstractmethod
     def complete(self) -> None:
         """Completes an item that lacks transitions, so that a flush sends all that was written."""
+
+    def pending(self) -> list[Any]:
+        """See `agents.agent.StepAdder`; [] if repeating the episode provides them."""
+        return []
+
+    def set_pending(self, steps: list[Any]) -> None:
+        """See `agents.agent.StepAdder`."""
+        del steps
 
     def flush(self, max_in_flight: int, timeout_ms: int) -> None:
         """Sends complete items; waits until few enough transitions are unconfirmed.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Settings that a checkpoint fixes: its tables, rows or critic depend on them, or they are only
 # initial values.
-_FIXED = ("replay.", "discount", "value-", "initial-temperature")
+_FIXED = ("replay.", "memory.", "discount", "value-", "initial-temperature")
 
 
 @dataclasses.dataclass(frozen=True)

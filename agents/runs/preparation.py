@@ -72,6 +72,10 @@ def check(agent: Agent, options: AgentOptions, replicas: Replicas) -> list[str]:
         GPUs or memory exceed those of this machine.
     """
     _check_actors(options)
+    if options.dataset is not None:
+        config.check_no_memory(
+            options.agent, "with --prefill or --offline, whose steps have no states"
+        )
     if options.address is None:
         replicas.check_gpus()
     agent.make_tables(replicas.num_replicas, options.replay_shards, options.online_fraction)

@@ -34,18 +34,18 @@ class Model:
         self.outputs = program["outputs"]
         self._operations = [unpacked(operation) for operation in program["operations"]]
         self._constants = {name: arrays[key] for name, key in program["constants"].items()}
-        self._stack: Any = None
+        self._kept: Any = {}  # What the next call needs, by name.
 
     def reset(self) -> None:
         """Starts an episode."""
-        self._stack = None
+        self._kept = {}
 
     def act(self, observation: Any) -> Any:
         """Returns the action of a policy, in the range of its environment.
 
         Args:
           observation: an observation of the environment, without a batch dimension: an array of the
-            shape in `inputs["observation"]`. This method stacks the frames.
+            shape in `inputs["observation"]`. This method stacks the frames, and keeps the state.
         """
         if "observation" not in self.inputs or "action" not in self.outputs:
             arguments = ", ".join(f"{name}=..." for name in self.inputs)
@@ -59,13 +59,13 @@ class Model:
             )
         inputs = {"observation": np.asarray(observation)[None]}
         if "stack" in self.inputs:
-            stack = self._stack
-            if stack is None:
-                times = self.inputs["stack"][0][-1] // self.inputs["observation"][0][-1]
-                stack = np.concatenate([inputs["observation"]] * times, axis=-1)
-            inputs["stack"] = stack
-        outputs = self.run(**inputs)
-        self._stack = outputs.get("next_stack")
+            times = self.inputs["stack"][0][-1] // self.inputs["observation"][0][-1]
+            inputs["stack"] = np.concatenate([inputs["observation"]] * times, axis=-1)
+        if "state" in self.inputs:
+            inputs["state"] = np.zeros([1, *self.inputs["state"][0]], np.float32)
+        outputs = self.run(**{**inputs, **self._kept})
+        prefix = "next_"
+        self._kept = {k.removeprefix(prefix): v for k, v in outputs.items() if prefix in k}
         return outputs["action"][0]
 
     def run(self, **inputs: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from agents.acting.acting_policy import ActingPolicy
+from agents.acting.acting_policy import ActingPolicy, LatestObservation
 from agents.acting.actors import ACTIONS_PER_UPDATE, ExploringActor, PolicyActor
 
 SPEC = tf.TensorSpec([2], tf.float32)
@@ -37,11 +37,12 @@ class Scale(snt.Module):
 class Source:
     """Serves the weight 1 at first, 2 next, and so on."""
 
-    def __init__(self):
+    def __init__(self, names=("policy",)):
         self.requests = 0
+        self._names = list(names)
 
     def get_variables(self, names):
-        assert list(names) == ["policy"]
+        assert list(names) == self._names
         self.requests += 1
         return {"policy/w": np.float32(self.requests)}
 
@@ -111,6 +112,39 @@ def test_every_environment_has_its_own_episode_exploration_and_adder(is_nest):
     assert source.requests == 1
     actor.update()
     assert source.requests == 2
+
+
+def test_a_policy_with_a_memory_starts_each_episode_anew():
+    """Its action is the sum of the episode's observations; extras have the sum before each."""
+
+    def act(observation, state):
+        return state + observation, state + observation
+
+    policy = ActingPolicy({}, act, SPEC, LatestObservation, state_size=2)
+    adders, row = [Adder(), Adder()], np.array([1.0, 2.0], np.float32)
+    extra = {"noise": np.zeros(1, np.float32)}
+    explorations = [lambda outputs: (outputs, ()), lambda outputs: (outputs, extra)]
+    actor = ExploringActor(policy, Source([]), explorations, adders)
+    for index in (0, 1):
+        actor.begin(index, "first")
+    for counts in ((1, 1), (2, 2), (3, 1), (4, 2)):
+        if counts == (3, 1):
+            actor.begin(1, "second")
+        actions = actor.select_actions([row, 10 * row])
+        np.testing.assert_array_equal(actions, [counts[0] * row, counts[1] * 10 * row])
+        for index in (0, 1):
+            actor.observe(index, actions[index], "next")
+    found = [[extras for *_, extras in adder.steps] for adder in adders]
+    for count, extras in enumerate(found[0]):
+        np.testing.assert_array_equal(extras["state"], count * row)
+    for count, extras in zip((0, 1, 0, 1), found[1], strict=True):
+        np.testing.assert_array_equal(extras["state"], count * 10 * row)
+        assert extras["noise"] == 0
+    evaluator = PolicyActor(policy, Source([]))
+    for _ in range(2):
+        evaluator.observe_first(None)
+        for count in (1, 2):
+            np.testing.assert_array_equal(evaluator.select_action(row), count * row)
 
 
 def test_an_exploration_may_return_the_same_array_every_time():

@@ -15,6 +15,7 @@ from dm_env.specs import BoundedArray
 
 import environments
 from agents import d4pg, dqn, load_policy, mrq, sac, td3
+from agents.config import MemoryConfig
 from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
@@ -83,7 +84,7 @@ print(json.dumps({"differences": found, "foreign": sorted({*ours, "tensorflow"} 
 """
 
 
-def _config(command, pixels):
+def _config(command, pixels, core):
     kind = command.pixel_config if pixels else command.config
     small = {"critic_layers": (7, 5)} if command is dqn.command else {"policy_layers": (7, 5)}
     small = {"critic_layers": (7,), **small}
@@ -91,12 +92,14 @@ def _config(command, pixels):
         small["width"] = 6
     if pixels:
         small |= {"precision": "float32", "feature_size": 6, "encoder": pixels, "discount": 0.9}
+    if core != "none":
+        small |= {"memory": MemoryConfig(core, 5)}
     return kind(**small)
 
 
-def make_run(path, command, pixels, wrap=(), env=ENV):
+def make_run(path, command, pixels, wrap=(), env=ENV, core="none"):
     """Writes the directory of a run as training does, with untrained weights."""
-    common = {"env": env, "wrap": wrap, "agent": _config(command, pixels)}
+    common = {"env": env, "wrap": wrap, "agent": _config(command, pixels, core)}
     if pixels:
         options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
     else:
@@ -134,11 +137,12 @@ def _expected(run_dir):
     policy = load_policy(run_dir)
     environment = policy.make_environment(seed=2)
     flat = getattr(environment, "wrapped", environment) if policy.task.pixels else environment
-    observations, stacks, actions = [], [], []
+    observations, stacks, states, actions = [], [], [], []
     timestep = environment.reset()
     policy.reset()
     stack = np.concatenate([timestep.observation] * 3, -1) if policy.task.pixels else None
     for _ in range(OBSERVATIONS):
+        states.append(policy.actor.states[0].copy())
         action = policy.act(timestep.observation)
         observations.append(timestep.observation)
         stacks.append(stack)
@@ -146,12 +150,14 @@ def _expected(run_dir):
         own = flat.actions.own(action)
         actions.append(own if policy.agent.is_discrete else own.astype(np.float32))
         timestep = environment.step(action)
-    if policy.task.pixels is None:
-        return {"observation": np.stack(observations)}, {"action": np.stack(actions)}
-    return (
-        {"observation": np.stack(observations), "stack": np.stack(stacks)},
-        {"action": np.stack(actions), "next_stack": np.stack([*stacks[1:], stack])},
-    )
+    inputs, outputs = {"observation": np.stack(observations)}, {"action": np.stack(actions)}
+    if policy.task.pixels is not None:
+        inputs["stack"] = np.stack(stacks)
+        outputs["next_stack"] = np.stack([*stacks[1:], stack])
+    if states[0].size:
+        inputs["state"] = np.stack(states)
+        outputs["next_state"] = np.stack([*states[1:], policy.actor.states[0]])
+    return inputs, outputs
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +172,14 @@ def exported(tmp_path_factory):
         "mrq_pixels": (mrq.command, "small", ("onnx", "numpy")),
         "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
         "residual": (d4pg.command, "impala", ("onnx", "numpy")),
+        "lstm": (d4pg.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
+        "gru": (d4pg.command, "small", ("onnx", "numpy")),
     }
     for name, (command, pixels, kinds) in cases.items():
         (root / name).mkdir()
         env = BUTTONS if name in ("dqn", "mrq") else ENV
-        run_dir = make_run(root / name / "run", command, pixels, env=env)
+        core = name if name in ("lstm", "gru") else "none"
+        run_dir = make_run(root / name / "run", command, pixels, env=env, core=core)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
         np.savez(root / name / "expected.npz", **expected)
@@ -182,7 +191,10 @@ def exported(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kinds", "allowed", "count"),
-    [("numpy,onnx", [], 2 * (4 * 1 + 3 * 2)), ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2))],
+    [
+        ("numpy,onnx", [], 2 * (4 * 1 + 4 * 2 + 3)),
+        ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2 + 2)),
+    ],
 )
 def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -200,6 +212,19 @@ def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed,
     assert len(answer["differences"]) == count
     wrong = {name: worst for name, worst in answer["differences"].items() if not worst <= 1e-6}
     assert wrong == {}, answer["differences"]
+
+
+def test_an_exported_policy_remembers_an_episode_and_forgets_it(exported):
+    inputs, expected = (np.load(exported / "lstm" / f"{x}.npz") for x in ("inputs", "expected"))
+    assert np.abs(inputs["state"][1:]).max(axis=1).min() > 0.01  # It has something to forget.
+    policy = exported_policies.load(exported / "lstm" / "numpy")
+    for _ in range(2):
+        policy.model.reset()
+        for observation, action in zip(inputs["observation"], expected["action"], strict=True):
+            got = policy.model.act(observation)
+            np.testing.assert_allclose(got / UNIT, action / UNIT, atol=1e-6)
+    card = (exported / "lstm" / "numpy" / "README.md").read_text()
+    assert "Input `state`: [B, K]" in card
 
 
 def test_actions_are_in_the_range_of_the_environment(exported):

@@ -1,0 +1,484 @@
+"""Agents with a memory: the core, the steps of a window, the learners, and whole runs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from acme import specs, types
+
+import rl_replicator as rr
+from agents import d4pg, dqn, load_policy
+from agents.config import MemoryConfig
+from agents.d4pg.config import D4PGConfig
+from agents.dqn.config import DQNConfig, PixelDQNConfig
+from agents.learning.steps import WindowSteps
+from agents.learning.weights import copy_variables
+from agents.networks.encoders import RunningNormalization
+from agents.networks.recurrent import RecurrentEncoder
+from agents.nodes.run_plan import EvaluationSchedule
+from agents.replay.config import ReplayConfig
+from agents.replay.sequences import Sequence
+from agents.replay.transitions import RETURNS, Sample
+from agents.runs.options import AgentOptions
+from rl_replicator.errors import UsageError
+from rl_replicator.runs.metrics import read_metrics
+from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
+from tests.environments.memory_fakes import LENGTH
+
+# By import path, which needs no registration.
+COMMANDS = {
+    name: dataclasses.replace(command, name=f"agents.{name}:command")
+    for name, command in (("dqn", dqn.command), ("d4pg", d4pg.command))
+}
+BATCH, UNITS, BURN_IN, STEPS, N_STEP, GAMMA = 4, 3, 2, 3, 2, 0.9
+L = BURN_IN + STEPS + N_STEP
+MEMORY = MemoryConfig("lstm", UNITS, STEPS, 1, BURN_IN)
+# Valid steps of each window: a whole one, the start of an episode, and two of which one ends.
+VALID = np.array(
+    [[1] * L, [0] * 2 + [1] * 5, [1] * 4 + [0] * 3, [0] * 2 + [1] * 3 + [0] * 2], np.float32
+)
+
+
+def make_spec(is_discrete=True, size=2, pixels=False):
+    actions = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+    frames = specs.BoundedArray((24, 24, 3), np.uint8, 0, 255)
+    return specs.EnvironmentSpec(
+        frames if pixels else specs.Array((size,), np.float32),
+        specs.DiscreteArray(2, np.int32) if is_discrete else actions,
+        specs.BoundedArray((), np.float32, -1.0, 2.0),
+        specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+
+
+def make_windows(seed=0, valid=VALID, is_discrete=True, observation=None):
+    """A `Sample` of windows; the state in front of an episode is 0."""
+    random = np.random.default_rng(seed)
+    valid = np.asarray(valid, np.float32)
+    actions = random.uniform(-1, 1, (*valid.shape, 2)).astype(np.float32)
+    if is_discrete:
+        actions = random.integers(0, 2, valid.shape, dtype=np.int32)
+    mask = valid.astype(actions.dtype)
+    state = random.normal(size=(len(valid), 2 * UNITS)).astype(np.float32)
+    drawn = random.normal(size=(*valid.shape, 2)).astype(np.float32)
+    window = Sequence(
+        drawn if observation is None else observation,
+        actions * mask.reshape([*mask.shape, *[1] * (actions.ndim - 2)]),
+        (random.uniform(-1, 2, valid.shape) * valid).astype(np.float32),
+        (random.choice([GAMMA, 0.5], valid.shape) * valid).astype(np.float32),
+        valid,
+        {"state": state * valid[:, :1], RETURNS: valid[:, 0]},
+    )
+    probabilities = random.uniform(1e-3, 1e-2, len(valid))
+    return Sample(
+        np.arange(len(valid), dtype=np.uint64), probabilities, np.full(len(valid), 500), window
+    )
+
+
+# The core, in NumPy.
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def recur(weights, name, x, state):
+    """One step of an LSTM, or of a GRU: the output and the next state."""
+    w_i, w_h, b = (weights[f"{name}/{which}"] for which in ("w_i", "w_h", "b"))
+    size = len(w_h)
+    if w_i.shape[1] == 4 * size:
+        hidden, cell = state[:, :size], state[:, size:]
+        i, f, g, o = np.split(x @ w_i + hidden @ w_h + b, 4, -1)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        hidden = sigmoid(o) * np.tanh(cell)
+        return hidden, np.concatenate([hidden, cell], -1)
+    (x_z, x_r, x_a), (h_z, h_r, h_a) = (np.split(w, 3, 1) for w in (w_i, w_h))
+    b_z, b_r, b_a = np.split(b, 3)
+    z, r = sigmoid(x @ x_z + state @ h_z + b_z), sigmoid(x @ x_r + state @ h_r + b_r)
+    state = (1 - z) * state + z * np.tanh(x @ x_a + (r * state) @ h_a + b_a)
+    return state, state
+
+
+def embed(weights, name, x):
+    x = x @ weights[f"{name}/embedding/linear_0/w"] + weights[f"{name}/embedding/linear_0/b"]
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+    norm = f"{name}/embedding/layer_norm"
+    return np.tanh(x * weights[f"{norm}/scale"] + weights[f"{norm}/offset"])
+
+
+def unroll(weights, name, observation, state, kept):
+    """Features [B, T, F] and the last state, step by step."""
+    features = []
+    for t in range(observation.shape[1]):
+        x = embed(weights, name, observation[:, t])
+        output, state = recur(weights, f"{name}/core", x, state)
+        state = state * kept[:, t, None]
+        features.append(np.concatenate([x, output], -1))
+    return np.stack(features, 1), state
+
+
+def window_features(weights, name, window, frozen=None):
+    """Those after the burn-in, whose last state may be given: no gradient reaches it then."""
+    if frozen is None:
+        frozen = burnt_in(weights, name, window)
+    ones = np.ones([len(frozen), STEPS + N_STEP])
+    return unroll(weights, name, window.observation[:, BURN_IN:], frozen, ones)[0]
+
+
+def burnt_in(weights, name, window):
+    before, kept = window.observation[:, :BURN_IN], window.valid[:, :BURN_IN]
+    return unroll(weights, name, before, window.extras["state"], kept)[1]
+
+
+def weights_of(networks, seed=None):
+    """Weights by path; random ones if there is a seed."""
+    if seed is not None:
+        random = np.random.default_rng(seed)
+        for network in networks.values():
+            for variable in network.trainable_variables:
+                variable.assign(0.6 * random.standard_normal(variable.shape).astype("f"))
+    arrays = copy_variables(networks, [n for n, network in networks.items() if network.variables])
+    return {path: array.astype(np.float64) for path, array in arrays.items()}
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_core_is_that_of_numpy_in_windows_and_step_by_step(core):
+    memory = dataclasses.replace(MEMORY, core=core)
+    encoder = RecurrentEncoder(RunningNormalization, memory, "encoder")
+    window = make_windows().transition
+    state = window.extras["state"][:, : encoder.state_size]
+    encoder(window.observation[:, 0])
+    weights = weights_of({"encoder": encoder}, seed=1)
+    scale = np.sqrt(1 + 1e-4)  # Of a new normalization.
+    want, last = unroll(weights, "encoder", window.observation / scale, state, window.valid)
+    got, end = encoder.unroll(*map(tf.constant, (window.observation, state, window.valid)))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(end, last, rtol=1e-4, atol=1e-5)
+    kept = tf.constant(state)
+    for t in range(L):
+        features, kept = encoder.step(window.observation[:, t], kept)
+        np.testing.assert_allclose(features[0], want[0, t], rtol=1e-4, atol=1e-5)  # All valid.
+    first, _ = encoder.step(window.observation[:, 0], tf.zeros_like(kept))
+    np.testing.assert_array_equal(encoder(window.observation[:, 0]), first)
+
+
+# The learner's step, in NumPy.
+
+
+def places(window):
+    """(window, step, R_n, discount, place to bootstrap from) of each valid step."""
+    for b, valid in enumerate(window.valid):
+        for t in range(BURN_IN, BURN_IN + STEPS):
+            if valid[t]:
+                total, factor, k = 0.0, 1.0, t
+                while k < t + N_STEP and valid[k]:
+                    total += factor * window.reward[b, k]
+                    factor *= window.discount[b, k]
+                    k += 1
+                yield b, t, total, factor, k
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def dqn_step(weights, config, atoms, sample, beta):
+    """Gradients of every online weight, the loss and the priorities: R2D2 with C51's loss."""
+    window = sample.transition
+    b, t, r, d, k = map(np.array, zip(*places(window), strict=True))
+    frozen = burnt_in(weights, "encoder", window)
+    importance = (sample.probabilities * sample.table_size) ** -beta
+    importance /= importance.max()
+    rows = np.arange(len(b))
+
+    def logits(weights, prefix, at):
+        frozen_state = frozen if prefix == "" else None
+        features = window_features(weights, f"{prefix}encoder", window, frozen_state)
+        return mlp(weights, f"{prefix}policy", features[b, at - BURN_IN]).reshape(len(b), 2, -1)
+
+    values = np.exp(log_softmax(logits(weights, "", k))) @ atoms
+    best = logits(weights, "target_", k)[rows, values.argmax(-1)]
+    target = project(r, d, np.exp(log_softmax(best)), atoms)
+
+    def losses(weights):
+        chosen = logits(weights, "", t)[rows, window.action[b, t]]
+        return -(target * log_softmax(chosen)).sum(-1)
+
+    def loss(weights):
+        return (importance[b] * losses(weights)).sum() / (BATCH * STEPS)
+
+    entropy = np.where(target > 0, target * np.log(np.where(target > 0, target, 1)), 0).sum(-1)
+    divergence = losses(weights) + entropy
+    priorities = [
+        0.9 * divergence[b == i].max() + 0.1 * divergence[b == i].mean() for i in range(4)
+    ]
+    names = [path for path in weights if not path.startswith("target_")]
+    gradients, _ = clip_together(gradient(loss, weights, names), config.max_gradient_norm)
+    return gradients, loss(weights), priorities
+
+
+def replicated(agent, replicator_name, samples):
+    """The module, and a function that takes the next step and returns all outputs."""
+    replicator = rr.make(replicator_name)
+    with replicator.scope():
+        module = agent.make_module(replicator, total_steps=100)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    return module, lambda: replicator.local_results(step())
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_dqn_trains_on_windows_as_in_numpy(name):
+    """Every variable, loss and priority; on two replicas, too."""
+    config = DQNConfig(
+        critic_layers=(4,),
+        duelling=False,
+        num_atoms=5,
+        value_min=-4.0,
+        value_max=6.0,
+        critic_learning_rate=1e-2,
+        n_step=N_STEP,
+        target_update_period=2,
+        max_gradient_norm=0.1,
+        global_batch_size=BATCH,
+        memory=MEMORY,
+        replay=ReplayConfig(
+            priority_exponent=0.6, importance_exponent_start=0.7, importance_exponent_end=0.7
+        ),
+    )
+    agent = COMMANDS["dqn"].make_agent(config, make_spec())
+    batches = [make_windows(seed) for seed in range(3)]
+    samples = tf.nest.map_structure(lambda *x: np.concatenate(x), *batches)
+    module, step = replicated(agent, name, samples)
+    names = ("encoder", "policy")
+    networks = {name: getattr(module.online, name) for name in names}
+    networks |= {f"target_{name}": getattr(module.target, name) for name in names}
+    weights, adam = weights_of(networks, seed=4), Adam(config.critic_learning_rate)
+    atoms = agent.value_range.atoms().astype(np.float64)
+    for number, sample in enumerate(batches):
+        gradients, loss, priorities = dqn_step(weights, config, atoms, sample, 0.7)
+        outputs = step()
+        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
+        np.testing.assert_allclose(got, priorities, rtol=1e-3, atol=1e-5)
+        mean = np.mean([output.metrics["critic_loss"] for output in outputs])
+        np.testing.assert_allclose(mean, loss, rtol=1e-4)
+        before, weights = weights, adam.apply(weights, gradients)
+        if number % 2:
+            names = [path for path in weights if path.startswith("target_")]
+            weights |= {path: weights[path.removeprefix("target_")] for path in names}
+        for path, array in weights_of(networks).items():
+            np.testing.assert_allclose(array, weights[path], rtol=2e-3, atol=2e-4, err_msg=path)
+            assert path.startswith("target_") or np.abs(array - before[path]).max() > 1e-3, path
+
+
+FIGURES = ("critic_loss", "q_mean", "policy_gradient_norm")  # Adam's first step has one size.
+
+
+def d4pg_after(config, spec, samples):
+    """The weights of D4PG's networks before and after one step, and its figures."""
+    agent = COMMANDS["d4pg"].make_agent(config, spec)
+    module, step = replicated(agent, "single_device", samples)
+    networks = {name: getattr(module.online, name) for name in ("encoder", "policy", "critic")}
+    start = weights_of(networks, seed=2)
+    for copy, online in zip(module.target, module.online, strict=True):
+        for a, b in zip(copy.variables, online.variables, strict=True):
+            a.assign(b)
+    (output,) = step()
+    figures = [output.metrics[name][0] for name in FIGURES]  # Of one step.
+    return start, weights_of(networks), [*figures, *output.priorities[0].numpy()]
+
+
+D4PG = D4PGConfig(
+    policy_layers=(5,),
+    critic_layers=(5,),
+    num_atoms=7,
+    n_step=N_STEP,
+    global_batch_size=BATCH,
+    policy_learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    max_gradient_norm=None,
+    preactivation_penalty=0.5,
+    memory=MEMORY,
+)
+
+
+def test_d4pg_trains_on_windows_as_on_transitions_between_their_features():
+    samples = make_windows(valid=np.ones([BATCH, L]), is_discrete=False)
+    window = samples.transition
+    start, trained, figures = d4pg_after(D4PG, make_spec(is_discrete=False), samples)
+    features = window_features(start, "encoder", window).astype(np.float32)
+    b, t, r, d, k = map(np.array, zip(*places(window), strict=True))
+    o_tm1, o_t = (features[b, at - BURN_IN] for at in (t, k))
+    transitions = types.Transition(
+        o_tm1, window.action[b, t], r.astype(np.float32), d.astype(np.float32), o_t
+    )
+    count = len(b)
+    ones = np.ones(count)
+    rows = Sample(np.arange(count, dtype=np.uint64), ones, ones.astype(int), transitions)
+    config = dataclasses.replace(D4PG, memory=MemoryConfig(), global_batch_size=count)
+    agent = COMMANDS["d4pg"].make_agent(config, make_spec(False, 2 * UNITS))
+    module = agent.make_module(rr.make("single_device"), total_steps=100)
+    for networks in (module.online, module.target):
+        for name in ("policy", "critic"):
+            paths = [path for path in start if path.startswith(f"{name}/")]
+            for variable, path in zip(getattr(networks, name).variables, paths, strict=True):
+                variable.assign(start[path])
+    output = module.step_fn(tf.nest.map_structure(tf.constant, rows))
+    want = [output.metrics[name] for name in FIGURES]
+    of_steps = output.priorities.numpy().reshape(BATCH, STEPS)
+    want += [*(0.9 * of_steps.max(1) + 0.1 * of_steps.mean(1))]
+    np.testing.assert_allclose(figures, want, rtol=1e-4)
+    pairs = {name: getattr(module.online, name) for name in ("policy", "critic")}
+    for path, array in weights_of(pairs).items():
+        np.testing.assert_allclose(trained[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
+        assert np.abs(array - start[path]).max() > 1e-3
+    assert np.abs(trained["encoder/core/w_h"] - start["encoder/core/w_h"]).max() > 1e-3
+
+
+def test_what_is_not_valid_trains_nothing():
+    samples = make_windows(is_discrete=False)
+    window, changed = samples.transition, samples.transition.observation.copy()
+    changed[window.valid == 0] = 9.0
+    ends = [(2, 4), (3, 5)]  # The last observations of episodes, to bootstrap from.
+    for end in ends:
+        changed[end] = window.observation[end]
+    found = []
+    for observation in (window.observation, changed, changed + 1.0):
+        other = make_windows(is_discrete=False, observation=observation)
+        found.append(d4pg_after(D4PG, make_spec(is_discrete=False), other))
+    (_, expected, figures), (_, same, others), (*_, different) = found
+    for path, array in expected.items():
+        np.testing.assert_allclose(same[path], array, rtol=1e-5, atol=1e-6, err_msg=path)
+    np.testing.assert_allclose(others, figures, rtol=1e-5)
+    assert np.abs(np.subtract(different, figures)).min() > 1e-4
+
+
+def test_the_discounted_rewards_of_a_window_go_on_from_its_first_step():
+    sample = make_windows()
+    window = sample.transition
+    steps = WindowSteps(
+        tf.nest.map_structure(tf.constant, sample), lambda _: None, lambda x, _: x, MEMORY, N_STEP
+    )
+    total = window.extras[RETURNS]
+    for t in (1, 2):
+        total = window.reward[:, t] + window.discount[:, t - 1] * total
+    np.testing.assert_allclose(steps.extras, total, rtol=1e-6)
+    x = np.arange(BATCH * STEPS, dtype=np.float32)
+    np.testing.assert_allclose(steps.mean(x), x[steps.valid.numpy() > 0].mean())
+
+
+def test_agents_from_pixels_train_on_windows():
+    """The first layers change by gradients through the core."""
+    changes = {"discount": 0.9, "precision": "float32", "critic_layers": (4,), "n_step": N_STEP}
+    config = PixelDQNConfig(memory=MEMORY, global_batch_size=BATCH, feature_size=4, **changes)
+    agent = COMMANDS["dqn"].make_agent(
+        dataclasses.replace(config, encoder="small"), make_spec(pixels=True)
+    )
+    frames = np.random.default_rng(0).integers(0, 256, (BATCH, L, 3, 24, 24, 3), dtype=np.uint8)
+    module, step = replicated(agent, "single_device", make_windows(observation=frames))
+    before = [v.numpy() for v in module.online.encoder.trainable_variables]
+    step()
+    for old, new in zip(before, module.online.encoder.trainable_variables, strict=True):
+        assert np.abs(old - new.numpy()).max() > 1e-5, new.name
+
+
+def test_values_are_rescaled_as_in_r2d2():
+    """h(3) = 2 - 1 + 0.003; the target of a return R + d x with x = 3."""
+    agent = COMMANDS["dqn"].make_agent(
+        DQNConfig(critic_loss="squared", value_rescaling=True), make_spec()
+    )
+    values, h_3 = agent.make_values(), tf.constant([[1.003]])
+    np.testing.assert_allclose(values.mean(h_3), [3.0], rtol=1e-5)
+    np.testing.assert_allclose(values.mean(-h_3), [-3.0], rtol=1e-5)
+    loss, priorities = values.td_loss(tf.zeros([1, 1]), np.float32([5.0]), np.float32([1.0]), h_3)
+    np.testing.assert_allclose(priorities, [3 - 1 + 0.008], rtol=1e-5)
+    np.testing.assert_allclose(loss, [2.008**2 / 2], rtol=1e-5)
+
+
+def test_what_cannot_be_combined_is_refused_in_one_line(tmp_path):
+    for make, message in (
+        (lambda: MemoryConfig(size=0), "--agent.memory.size: expected 1 to"),
+        (lambda: MemoryConfig(overlap=20), "--agent.memory.overlap: expected from 0 to less than"),
+        (lambda: MemoryConfig(burn_in=-1), "--agent.memory.burn-in: expected a number from 0"),
+        (lambda: D4PGConfig(memory=MEMORY, torso="xqc", policy_average=1), "none with the torso"),
+        (lambda: DQNConfig(value_rescaling=True), "--agent.value-rescaling: expected False"),
+        (
+            lambda: run("dqn", "lstm", tmp_path, 10, prefill="x", deterministic=False),
+            "memory.core: exp",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make()
+
+
+# Whole runs.
+
+
+def small(name, core):
+    settings = {
+        "critic_layers": (32,),
+        "discount": 0.5,
+        "n_step": 1,
+        "global_batch_size": 32,
+        "steps_per_call": 10,
+        "critic_learning_rate": 3e-3,
+        "exploration_random_steps": 200,
+        "target_update_period": 20,
+        "memory": MemoryConfig(core, 16, trained_steps=5, overlap=0, burn_in=2),
+        "replay": ReplayConfig(min_size=200, samples_per_insert=64.0 if core != "none" else 16.0),
+    }
+    if name == "dqn":
+        return DQNConfig(**settings)
+    return D4PGConfig(**settings, policy_layers=(32,), policy_learning_rate=3e-3)
+
+
+def run(name, core, run_dir, steps, **changes):
+    """Trains deterministically; returns the returns of evaluations."""
+    kind = "discrete_recall" if name == "dqn" else "recall"
+    settings = {
+        "env": f"tests.environments.memory_fakes:make_{kind}",
+        "steps": steps,
+        "run_dir": run_dir,
+        "agent": small(name, core),
+        "video": False,
+        "deterministic": True,
+        "evaluation": EvaluationSchedule(every=100_000, episodes=2, last_episodes=20),
+    }
+    assert COMMANDS[name].train(AgentOptions(**(settings | changes))) == 0
+    return read_metrics(run_dir, "evaluator")["episode_return"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "steps"), [("dqn", 1200), ("d4pg", 1200)])
+def test_a_cue_at_the_start_is_remembered_only_with_a_memory(name, steps, tmp_path):
+    """The highest return is 4, that without a memory 2."""
+    whole = tmp_path / "whole"
+    assert run(name, "lstm", whole, steps)[-1] > 0.9 * (LENGTH - 1)
+    assert run(name, "none", tmp_path / "plain", steps)[-1] < 0.7 * (LENGTH - 1)
+    policy = load_policy(whole)
+    environment, total = policy.make_environment(seed=3), 0.0
+    for _ in range(20):
+        policy.reset()
+        timestep = environment.reset()
+        while not timestep.last():
+            timestep = environment.step(policy.act(timestep.observation))
+            total += timestep.reward / 20
+    assert total > 0.9 * (LENGTH - 1)
+
+
+@pytest.mark.timeout(300)
+def test_a_continued_run_goes_on_bit_for_bit(tmp_path):
+    """It stops within an episode, whose states were made by several sets of weights."""
+    found = []
+    for folder, ends in (("whole", [600]), ("part", [503, 600])):
+        for end in ends:
+            run("dqn", "gru", tmp_path / folder, end)
+        found.append(load_policy(tmp_path / folder).weights.get_variables(["encoder", "policy"]))
+    for path, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][path], err_msg=path)
