@@ -292,7 +292,8 @@ class EncoderSettings(Settings):
     """gamma per agent step, which is several steps of the simulator. "auto" is 0.97 for eight
     steps, 0.985 for four and 0.992 for two. DrQ-v2 uses 0.99 for two."""
     normalize_observations: bool = False
-    """Frames are not normalised: the encoder scales them by a constant."""
+    """Scale each number of `--frame.state` to mean 0 and variance 1, over all batches. Frames are
+    scaled by a constant."""
     torso: str = "mlp"
     """Hidden layers of policy and critic; from pixels only `mlp`."""
     frame_stack: int = 3
@@ -311,7 +312,6 @@ class EncoderSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(not self.normalize_observations, "normalize_observations", "False from pixels")
         self.check(self.torso == "mlp", "torso", "mlp from pixels")
         self.check_at_least(1, "frame_stack", "feature_size")
         self.check_at_least(0, "max_shift")

@@ -12,9 +12,10 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.acting.acting_policy import FrameStack, LatestObservation
+from agents.acting.acting_policy import FrameStack, FrameStackAndVector, LatestObservation
 from agents.config import EncoderSettings, LearnerConfig
 from agents.networks.encoders import (
+    FrameAndVectorEncoder,
     IdentityEncoder,
     RunningNormalization,
     find_encoder,
@@ -24,7 +25,7 @@ from agents.networks.encoders import (
     stacked,
 )
 from agents.replay.config import SequenceConfig
-from agents.replay.frames import FrameLayout, frame_shape
+from agents.replay.frames import FrameLayout, frame_shape, vector_size
 from agents.replay.memory_estimate import MemoryEstimate, estimate
 from agents.replay.sequences import FrameSequenceLayout, SequenceLayout
 from agents.replay.transitions import TransitionLayout
@@ -104,7 +105,8 @@ class PixelObservations:
     """Observations that are stacks of frames, with the methods of `StateObservations`.
 
     An actor's observations are [H, W, S * C] uint8. A batch has [B, S, H, W, C] uint8, which
-    `augment` converts to [B, H, W, S * C] in the dtype of the convolutions.
+    `augment` converts to [B, H, W, S * C] in the dtype of the convolutions. If the environment
+    observes entries of its state too, all of these are `{"pixels": frames, "vector": [..., N]}`.
     """
 
     def __init__(self, settings: Any, environment_spec: specs.EnvironmentSpec):
@@ -113,13 +115,20 @@ class PixelObservations:
         Args:
           settings: the config of the agent, with `EncoderSettings`; layouts need an
             `OffPolicyConfig` with `PixelSettings`.
-          environment_spec: the spec of an environment with one frame as observation.
+          environment_spec: the spec of an environment with one frame as observation, or one frame
+            and a vector.
 
         Raises:
-          ConfigError: if the frames are too small for the encoder, or there is no such encoder.
+          ConfigError: if the frames are too small for the encoder, there is no such encoder, or
+            there is nothing to normalise.
         """
         self._settings = settings
         self._frame_shape = frame_shape(environment_spec.observations)
+        self._vector_size = vector_size(environment_spec.observations)
+        normalize = settings.normalize_observations
+        is_good = self._vector_size > 0 or not normalize
+        expected = "--frame.state with it, because frames are not normalised"
+        check_option(is_good, "agent.normalize_observations", expected, normalize)
         self._environment_spec = environment_spec
         find_encoder(settings.encoder)
         size, least = min(self._frame_shape[:2]), smallest_frame(settings.encoder)
@@ -131,10 +140,13 @@ class PixelObservations:
         """Units to which policy and critic project the encoder's features."""
         return self._settings.feature_size
 
-    def spec(self) -> tf.TensorSpec:
-        """Returns the spec of [H, W, S * C] uint8."""
+    def spec(self) -> Any:
+        """Returns the spec of [H, W, S * C] uint8, or of that and of [N] float32."""
         height, width, channels = self._frame_shape
-        return tf.TensorSpec([height, width, channels * self._settings.frame_stack], tf.uint8)
+        frames = tf.TensorSpec([height, width, channels * self._settings.frame_stack], tf.uint8)
+        if not self._vector_size:
+            return frames
+        return {"pixels": frames, "vector": tf.TensorSpec([self._vector_size], tf.float32)}
 
     def make_layout(self, extras_spec: Any, sequences: SequenceConfig | None = None) -> FrameLayout:
         """Returns a layout that stores each frame once.
@@ -178,17 +190,32 @@ class PixelObservations:
             return estimate(environment, inserts, self._settings.replay.max_size, layout)
 
     def make_encoder(self, name: str) -> snt.Module:
-        """Makes the convolutional network: [B, ...] observations to [B, F] float32 features."""
-        return make_encoder(self._settings.encoder, self._dtype(), name)
+        """Makes the convolutional network: [B, ...] observations to [B, F] float32 features.
 
-    def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        The vector, normalised or unchanged, follows the features of the frames.
+        """
+        frames = functools.partial(make_encoder, self._settings.encoder, self._dtype())
+        if not self._vector_size:
+            return frames(name)
+        normalize = self._settings.normalize_observations
+        return FrameAndVectorEncoder(
+            frames, RunningNormalization if normalize else IdentityEncoder, name
+        )
+
+    def augment(self, observations: Any, seed: tf.Tensor) -> Any:
         """Stacks the frames and shifts every stack at random.
 
         Args:
-          observations: [B, S, H, W, C] uint8 of a replica's batch, as the layout unpacks them.
+          observations: [B, S, H, W, C] uint8 of a replica's batch, alone or with vectors, as the
+            layout unpacks them.
           seed: [2] int32, equal on all replicas.
         """
-        frames = tf.cast(observations, self._dtype())
+        if self._vector_size:
+            return {**observations, "pixels": self._augmented(observations["pixels"], seed)}
+        return self._augmented(observations, seed)
+
+    def _augmented(self, frames: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        frames = tf.cast(frames, self._dtype())
         if self._settings.max_shift == 0:
             return stacked(frames)
         return random_shift(frames, seed, self._settings.max_shift)
@@ -199,7 +226,8 @@ class PixelObservations:
 
     def make_history(self) -> FrameStack:
         """Makes a stack of frames."""
-        return FrameStack(self._settings.frame_stack)
+        kind = FrameStackAndVector if self._vector_size else FrameStack
+        return kind(self._settings.frame_stack)
 
     def _dtype(self) -> tf.DType:
         """Returns the dtype of the convolutions."""

@@ -262,21 +262,26 @@ class PolicyAgent(abc.ABC):
             target = target._replace(encoder=online.encoder)
         return target
 
-    def zero_observation(self) -> tf.Tensor:
-        """Returns an observation to build networks with, [1, ...]."""
-        spec = self.observations.spec()
-        return tf.zeros([1, *spec.shape], spec.dtype)
+    def zero_observation(self) -> Any:
+        """Returns an observation to build networks with, a nest of [1, ...]."""
+        return tf.nest.map_structure(
+            lambda each: tf.zeros([1, *each.shape], each.dtype), self.observations.spec()
+        )
 
-    def random_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def random_inputs(self) -> tuple[Any, tf.Tensor]:
         """Returns some observations and actions to compare networks with, the same in every call.
 
         For a single observation, some outputs may be near zero.
         """
-        spec, random = self.observations.spec(), np.random.default_rng(0)
-        low, high = (0, 256) if spec.dtype == tf.uint8 else (-1, 1)
-        observations = random.uniform(low, high, [4, *spec.shape])
+        random = np.random.default_rng(0)
+
+        def draw(spec: tf.TensorSpec) -> tf.Tensor:
+            low, high = (0, 256) if spec.dtype == tf.uint8 else (-1, 1)
+            return tf.constant(random.uniform(low, high, [4, *spec.shape]), spec.dtype)
+
+        observations = tf.nest.map_structure(draw, self.observations.spec())
         actions = random.uniform(-1, 1, [4, *self.environment_spec.actions.shape])
-        return tf.constant(observations, spec.dtype), tf.constant(actions, tf.float32)
+        return observations, tf.constant(actions, tf.float32)
 
     # Acting.
 

@@ -44,7 +44,7 @@ def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:
     Args:
       option: path of the setting that named the part.
       module: the object that the part has returned.
-      inputs: [B, ...], a tensor or an array.
+      inputs: nest of [B, ...], tensors or arrays.
 
     Returns:
       [B, N] float32.
@@ -59,7 +59,8 @@ def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:
             f"a {type(module).__name__}"
         )
     features = tf.convert_to_tensor(module(inputs))
-    check_shape(option, "features", features.shape, tf.TensorShape([inputs.shape[0], None]))
+    size = tf.nest.flatten(inputs)[0].shape[0]
+    check_shape(option, "features", features.shape, tf.TensorShape([size, None]))
     if features.dtype != tf.float32:
         raise ConfigError(
             f"{word}: expected float32 features, got {features.dtype.name}; cast them"

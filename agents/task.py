@@ -6,6 +6,7 @@ from typing import Any
 
 import dm_env
 import numpy as np
+import tree
 from acme import specs
 
 import environments
@@ -97,7 +98,9 @@ class Task:
             own = (made if self.pixels is None else made.wrapped).own_action_spec
             limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
             form = {
-                "observations": list(made.observation_spec().shape),
+                "observations": tree.map_structure(
+                    lambda each: list(each.shape), made.observation_spec()
+                ),
                 "action_limits": [limit.tolist() for limit in limits],
             }
             return specs.make_environment_spec(made), form

@@ -72,6 +72,14 @@ class FrameStack:
         return self._stack
 
 
+class FrameStackAndVector(FrameStack):
+    """Stacks the frames of observations `{"pixels": frame, "vector": vector}`."""
+
+    def observe(self, observation: Any) -> Any:
+        """Adds a frame; returns the observation with the stack in its place."""
+        return {**observation, "pixels": super().observe(observation["pixels"])}
+
+
 class NumpyPolicy:
     """A policy that is computed without TensorFlow."""
 
@@ -79,8 +87,8 @@ class NumpyPolicy:
         """Translates the graph of a policy.
 
         Args:
-          act: a `tf.types.experimental.ConcreteFunction` of arguments of static shape: observations
-            [B, ...], and states [B, K] if the policy has any.
+          act: a `tf.types.experimental.ConcreteFunction` of arguments of static shape: a nest of
+            observations [B, ...], and states [B, K] if the policy has any.
           variables: those of the policy's networks, by path.
 
         Raises:
@@ -111,13 +119,13 @@ class NumpyPolicy:
             if operation["op"] in _SLOW:
                 raise NotPortableError(f"expected operations fast in NumPy, got {operation['op']}")
             function, names, out = unpacked(operation)
-            inputs = [values[name] for name in names]
+            arrays = [values[name] for name in names]
             with np.errstate(all="ignore"):
-                values[out] = np.asarray(function(*inputs, None))
+                values[out] = np.asarray(function(*arrays, None))
             is_varying = not varying.isdisjoint(names)
             varying |= {out} if is_varying else set()
-            if not any(np.may_share_memory(values[out], x) for x in inputs):  # It is no view.
-                call = functools.partial(function, *inputs, values[out])
+            if not any(np.may_share_memory(values[out], x) for x in arrays):  # It is no view.
+                call = functools.partial(function, *arrays, values[out])
                 (self._calls if is_varying else self._on_load).append(call)
         self._outputs = [values[writer.value(output)] for output in outputs]
         self._structure = tree.map_structure(lambda output: None, act.structured_outputs)
@@ -138,12 +146,12 @@ class NumpyPolicy:
             for call in self._on_load:
                 call()
 
-    def __call__(self, *inputs: np.ndarray) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Evaluates the policy.
 
         Args:
-          *inputs: observations [B, ...], and states if there are any, of the shapes for which the
-            graph was traced.
+          *inputs: a nest of observations [B, ...], and states if there are any, of the shapes for
+            which the graph was traced.
 
         Returns:
           A nest of fresh [B, ...] arrays.
@@ -151,7 +159,7 @@ class NumpyPolicy:
         Raises:
           ValueError: if they have another shape.
         """
-        for held, given in zip(self._inputs, inputs, strict=True):
+        for held, given in zip(self._inputs, tree.flatten(inputs), strict=True):
             if given.shape != held.shape:  # NumPy would broadcast a single number.
                 raise ValueError(
                     f"expected observations of shape {held.shape}, got {given.shape}; pass "
@@ -169,10 +177,10 @@ class ActingPolicy(NamedTuple):
 
     Attributes:
       networks: built modules by the names under which the learner serves their variables.
-      act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
+      act: nest of [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
         parameters of a distribution over actions. If the policy has states, observations and states
         [B, K] -> such a nest and the next states. It is traced as written, without AutoGraph.
-      observation_spec: the spec of one observation of the agent.
+      observation_spec: the spec of one observation of the agent, a nest of `tf.TensorSpec`.
       make_history: makes the object that turns the observations of one environment into those of
         the agent.
       state_size: K, numbers that a policy with a memory keeps from one observation of an episode to
@@ -181,7 +189,7 @@ class ActingPolicy(NamedTuple):
 
     networks: Mapping[str, snt.Module]
     act: Callable[..., Any]
-    observation_spec: tf.TensorSpec
+    observation_spec: Any
     make_history: Callable[[], ObservationHistory]
     state_size: int = 0
 
@@ -193,7 +201,7 @@ class PolicyFunction(Protocol):
         """Takes new weights, path -> array; raises ValueError if one is missing or misshapen."""
         ...
 
-    def __call__(self, *inputs: np.ndarray) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Returns a nest of fresh arrays [B, ...], as `ActingPolicy.act` returns tensors."""
         ...
 
@@ -217,9 +225,9 @@ class TensorFlowPolicy:
         for path, variable in self._variables.items():
             variable.assign(arrays[path])
 
-    def __call__(self, *inputs: np.ndarray) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """See `PolicyFunction`."""
-        outputs = self._act(*map(tf.constant, inputs))
+        outputs = self._act(*tf.nest.map_structure(tf.constant, inputs))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
 
 
@@ -244,7 +252,7 @@ class ServedPolicy:
         self.states = np.zeros((batch_size, policy.state_size), np.float32)
         self.update()
 
-    def __call__(self, observations: np.ndarray) -> Any:
+    def __call__(self, observations: Any) -> Any:
         """Returns a nest of arrays [B, ...] for observations [B, ...] of the agent."""
         if not self.states.size:
             return self._function(observations)
@@ -288,10 +296,12 @@ def trace_policy(policy: ActingPolicy, batch_size: int) -> tuple[Any, dict[str, 
       A `tf.types.experimental.ConcreteFunction` of observations [B, ...], and of states [B, K] if
       the policy has any, and the variables of the policy's networks, by path.
     """
-    spec = policy.observation_spec
+    spec = tf.nest.map_structure(
+        lambda each: tf.TensorSpec([batch_size, *each.shape], each.dtype), policy.observation_spec
+    )
     # AutoGraph takes half a second in every process. Networks do not need it: the learner's step
     # runs them as written, too.
-    inputs = [tf.TensorSpec([batch_size, *spec.shape], spec.dtype)]
+    inputs = [spec]
     if policy.state_size:
         inputs.append(tf.TensorSpec([batch_size, policy.state_size], tf.float32))
     act = tf.function(lambda *inputs: policy.act(*inputs), autograph=False)

@@ -31,14 +31,13 @@ class PolicyActor(core.Actor):
         self.states = self._policy.states
         """[1, K] float32, the policy's state before the next observation."""
         self._history = policy.make_history()
-        spec = policy.observation_spec
-        self.last_observation = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
+        self.last_observation = _zeros(policy.observation_spec)
         """The observation of the agent on which it acted last."""
 
     def select_action(self, observation: types.NestedArray) -> np.ndarray:
         """Returns the action for an observation of the environment: [A] float32, or a number."""
         self.last_observation = self._history.observe(observation)
-        return self._policy(self.last_observation[None])[0]
+        return self._policy(tree.map_structure(lambda x: x[None], self.last_observation))[0]
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""
@@ -86,8 +85,8 @@ class ExploringActor:
         self._histories = [policy.make_history() for _ in range(size)]
         self._explorations = explorations
         self._adders = adders
-        spec = policy.observation_spec
-        self._observations = np.zeros((size, *spec.shape), spec.dtype.as_numpy_dtype)
+        self._observations = _zeros(policy.observation_spec, size)
+        self._arrays = tree.flatten(self._observations)
         self._extras: list[Any] = [()] * size
         self._actions_to_update = ACTIONS_PER_UPDATE
 
@@ -100,7 +99,9 @@ class ExploringActor:
     def select_actions(self, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the action to take in each environment, with exploration."""
         for index, observation in enumerate(observations):
-            self._observations[index] = self._histories[index].observe(observation)
+            parts = tree.flatten(self._histories[index].observe(observation))
+            for array, part in zip(self._arrays, parts, strict=True):
+                array[index] = part
         states = self.states.copy()
         outputs = self._policy(self._observations)
         actions = []
@@ -124,6 +125,13 @@ class ExploringActor:
     def update(self) -> None:
         """Fetches the newest weights."""
         self._policy.update()
+
+
+def _zeros(spec: Any, *size: int) -> Any:
+    """Returns a nest of zeros like a nest of `tf.TensorSpec`, [*size, ...]."""
+    return tree.map_structure(
+        lambda each: np.zeros((*size, *each.shape), each.dtype.as_numpy_dtype), spec
+    )
 
 
 def _row(outputs: Any, index: int) -> Any:

@@ -74,6 +74,8 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
     Raises:
       UsageError: if there is no policy, or the environment does not fit it.
     """
+    import tree
+
     from agents.nodes.run_plan import EvaluationSchedule
     from agents.policies import exported
     from agents.policies.playing import Player
@@ -95,7 +97,10 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
     expected, found = trained.task.spec(), task.spec()
     for kind in ("observations", "actions"):
         one, other = getattr(expected, kind), getattr(found, kind)
-        sizes = [[*spec.shape] or spec.num_values for spec in (one, other)]
+        sizes = [
+            tree.map_structure(lambda spec: [*spec.shape] or spec.num_values, each)
+            for each in (one, other)
+        ]
         if sizes[0] != sizes[1]:
             raise UsageError(
                 f"expected an environment with {kind} {sizes[0]}, as the policy has them, got "

@@ -78,8 +78,9 @@ class Impala(PolicyAgent):
         clock = Clock()
         policy = super().make_exploring_policy(source)
 
-        def act(observation: tf.Tensor) -> tuple[Any, tf.Tensor]:
-            steps = tf.cast(clock.num_steps, tf.float32) + tf.zeros([observation.shape[0]])
+        def act(observation: Any) -> tuple[Any, tf.Tensor]:
+            size = tf.nest.flatten(observation)[0].shape[0]
+            steps = tf.cast(clock.num_steps, tf.float32) + tf.zeros([size])
             return policy.act(observation), steps
 
         return policy._replace(networks={**policy.networks, "clock": clock}, act=act)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
+import tree
 
 from agents.config import MemoryConfig
 from agents.replay.sequences import Sequence, n_step_return
@@ -127,12 +128,15 @@ class WindowSteps:
         self._place = returns.place[:, first:] - first  # [B, T], in what follows the burn-in
         self.action, self.valid = rows(window.action), rows(window.valid)
         self.reward, self.discount = rows(returns.reward), rows(returns.discount)
-        self.next_observation = self._after(window.observation[:, first:])
-        augmented = augment(
-            tf.reshape(window.observation, [-1, *window.observation.shape[2:]]), seed(0)
-        )  # [B (F + T + n), ...]
-        length = window.observation.shape[1]
-        self._observation = tf.reshape(augmented, [-1, length, *augmented.shape[1:]])
+        self.next_observation = tree.map_structure(
+            lambda x: self._after(x[:, first:]), window.observation
+        )
+        flat = tree.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), window.observation)
+        augmented = augment(flat, seed(0))  # [B (F + T + n), ...]
+        length = window.reward.shape[1]
+        self._observation = tree.map_structure(
+            lambda x: tf.reshape(x, [-1, length, *x.shape[1:]]), augmented
+        )
         self._kept, self._state = window.valid, window.extras[STATE]
         self.extras = ()
         if RETURNS in window.extras:
@@ -144,8 +148,9 @@ class WindowSteps:
         if first:
             # Before an episode there is nothing to remember.
             kept = self._kept[:, :first]
-            _, state = encoder.unroll(self._observation[:, :first], state, kept)
-        observation = self._observation[:, first:]
+            observation = tree.map_structure(lambda x: x[:, :first], self._observation)
+            _, state = encoder.unroll(observation, state, kept)
+        observation = tree.map_structure(lambda x: x[:, first:], self._observation)
         kept = tf.ones_like(self._kept[:, first:])
         features, _ = encoder.unroll(observation, tf.stop_gradient(state), kept)
         trained = features[:, : self._num_steps]  # [B, T, F]

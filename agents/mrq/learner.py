@@ -1,7 +1,10 @@
 """The learner's variables and one step of MR.Q, written for a single device."""
 
+from typing import Any
+
 import sonnet as snt
 import tensorflow as tf
+import tree
 
 import rl_replicator as rr
 from agents.learning import diagnostics
@@ -98,15 +101,17 @@ class MRQLearner(tf.Module):
         """
         sequence: Sequence = sample.transition
         self._begin_period(sample)
-        flat = tf.reshape(sequence.observation, [-1, *sequence.observation.shape[2:]])
+        flat = tree.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), sequence.observation)
         flat = self._observations.augment(flat, self.step_seed(self.num_steps, 0))
         length = sequence.reward.shape[1]
-        observations = tf.reshape(flat, [-1, length, *flat.shape[1:]])  # [B, T + 1, ...]
+        observations = tree.map_structure(
+            lambda x: tf.reshape(x, [-1, length, *x.shape[1:]]), flat
+        )  # [B, T + 1, ...]
         features = self.online.encoder(flat)
         features = tf.reshape(features, [-1, length, features.shape[-1]])  # [B, T + 1, Z]
         actions = self._actions.encode(sequence.action)  # [B, T + 1, A]
 
-        model_metrics = self._update_model(sequence, observations[:, 0], actions, features)
+        model_metrics = self._update_model(sequence, _at(observations, 0), actions, features)
         target = self._target(sequence, observations)  # [B]
         pair = self.online.pair_encoder(features[:, 0], actions[:, 0])  # [B, W]
         weights = normalized_weights(
@@ -150,7 +155,7 @@ class MRQLearner(tf.Module):
         tf.cond(is_due, renew, lambda: None)
 
     def _update_model(
-        self, sequence: Sequence, observation: tf.Tensor, actions: tf.Tensor, features: tf.Tensor
+        self, sequence: Sequence, observation: Any, actions: tf.Tensor, features: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Trains the encoders; `features` of the states that follow are the targets."""
         config, variables = self._config, self.model.trainable_variables
@@ -171,13 +176,13 @@ class MRQLearner(tf.Module):
         self._model_optimizer.apply(tape.gradient(loss, variables), variables)
         return {f"{name}_error": error for name, error in errors.items()}
 
-    def _target(self, sequence: Sequence, observations: tf.Tensor) -> tf.Tensor:
+    def _target(self, sequence: Sequence, observations: Any) -> tf.Tensor:
         """Returns the critics' target [B]: n rewards and the target critics after them."""
         config, target, kind = self._config, self.target, self._actions
         returns = n_step_return(sequence, config.n_step)
         # After the end of an episode, its last observation is repeated.
-        features = target.encoder(observations[:, config.n_step])  # [B, Z]
-        mask = self._observations.mask(sequence.observation[:, config.n_step])
+        features = target.encoder(_at(observations, config.n_step))  # [B, Z]
+        mask = self._observations.mask(_at(sequence.observation, config.n_step))
         preactivations = target.policy.preactivations(features)  # [B, A]
         shape = [tf.shape(preactivations)[0], preactivations.shape[1]]
         action = kind.soft(
@@ -214,7 +219,7 @@ class MRQLearner(tf.Module):
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:
         """Trains the policy; returns its actions [B, A], the gradients and the metrics."""
         online, config = self.online, self._config
-        mask = self._observations.mask(sequence.observation[:, 0])
+        mask = self._observations.mask(_at(sequence.observation, 0))
         variables = online.policy.trainable_variables
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -231,3 +236,8 @@ class MRQLearner(tf.Module):
 
     def _noise(self, shape: list, stream: int) -> tf.Tensor:
         return normal(shape, self.step_seed(self.num_steps, stream))
+
+
+def _at(observations: Any, step: int) -> Any:
+    """Returns the observations of one step: nest of [B, T + 1, ...] -> nest of [B, ...]."""
+    return tree.map_structure(lambda x: x[:, step], observations)

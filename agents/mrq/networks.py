@@ -5,7 +5,7 @@ features of a state, W of a pair of state and action, M the number of bins of a 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sonnet as snt
 import tensorflow as tf
@@ -80,7 +80,7 @@ class StateEncoder(snt.Module):
         self._encoder = make_encoder("first")
         self._torso = make_torso(layer_sizes, "torso")
 
-    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+    def __call__(self, observation: Any) -> tf.Tensor:
         """[B, ...] -> [B, Z] float32."""
         return hidden(self._torso, features_of("agent.encoder", self._encoder, observation))
 
@@ -126,7 +126,7 @@ class LatentModel(snt.Module):
     def _make_head(self, num_features: int) -> None:
         self._head = Linear(1 + num_features + self._num_bins, w_init=_INITIAL, name="head")
 
-    def __call__(self, observation: tf.Tensor, actions: tf.Tensor) -> LatentPrediction:
+    def __call__(self, observation: Any, actions: tf.Tensor) -> LatentPrediction:
         """Unrolls the model from one observation: [B, ...], [B, T, A] -> `LatentPrediction`."""
         features, outputs = self.encoder(observation), []
         self._make_head(features.shape[-1])

@@ -6,12 +6,13 @@ times faster; the layers after them, and all losses, are float32.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
 
-from agents.registry import find_part
+from agents.registry import features_of, find_part
 from rl_replicator import collectives
 from rl_replicator.collectives.randomness import uniform_integers
 
@@ -277,17 +278,38 @@ class RunningNormalization(snt.Module):
             variable.assign(value)
 
 
-def update_statistics(networks: Iterable[snt.Module], observation: tf.Tensor) -> None:
+@snt.allow_empty_variables  # Hand-written features have none.
+class FrameAndVectorEncoder(snt.Module):
+    """Encodes `{"pixels": frames, "vector": [B, N]}`: features of the frames, then the vector."""
+
+    def __init__(
+        self,
+        make_frames: Callable[[str], snt.Module],
+        make_vector: Callable[[str], snt.Module],
+        name: str,
+    ):
+        """Makes the encoders of both parts, each of which returns [B, ...] float32."""
+        super().__init__(name=name)
+        self._frames, self._vector = make_frames("frames"), make_vector("vector")
+
+    def __call__(self, observation: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Nest of [B, ...] -> [B, F + N] float32."""
+        features = features_of("agent.encoder", self._frames, observation["pixels"])
+        return tf.concat([features, self._vector(observation["vector"])], axis=-1)
+
+
+def update_statistics(networks: Iterable[snt.Module], observation: Any) -> None:
     """Adds a batch to the moments of the networks that normalise observations.
 
     Args:
       networks: built modules; those of other kinds are left unchanged.
-      observation: [B, ...] of a replica's batch.
+      observation: nest of [B, ...] of a replica's batch.
     """
+    vector = observation["vector"] if isinstance(observation, Mapping) else observation
     for network in networks:
         for module in (network, *network.submodules):
             if isinstance(module, RunningNormalization):
-                module.update(observation)
+                module.update(vector)
 
 
 def stacked(frames: tf.Tensor) -> tf.Tensor:

@@ -43,15 +43,16 @@ class RecurrentEncoder(snt.Module):
         self._num_parts = len(tree.flatten(self._structure))
         self.state_size = self._num_parts * memory.size
 
-    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns features at an episode's start: [B, ...] -> [B, F] float32."""
-        return self.step(observation, tf.zeros([tf.shape(observation)[0], self.state_size]))[0]
+    def __call__(self, observation: Any) -> tf.Tensor:
+        """Returns features at an episode's start: nest of [B, ...] -> [B, F] float32."""
+        size = tf.shape(tree.flatten(observation)[0])[0]
+        return self.step(observation, tf.zeros([size, self.state_size]))[0]
 
-    def step(self, observation: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def step(self, observation: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes one observation of each episode.
 
         Args:
-          observation: [B, ...].
+          observation: nest of [B, ...].
           state: [B, K] float32, the state before it.
 
         Returns:
@@ -62,21 +63,23 @@ class RecurrentEncoder(snt.Module):
         return tf.concat([embedded, output], axis=-1), state
 
     def unroll(
-        self, observation: tf.Tensor, state: tf.Tensor, kept: tf.Tensor
+        self, observation: Any, state: tf.Tensor, kept: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes T observations of each episode.
 
         Args:
-          observation: [B, T, ...], T known.
+          observation: nest of [B, T, ...], T known.
           state: [B, K] float32, the state before the first one.
           kept: [B, T] float32, 0 where the state after an observation is zero again.
 
         Returns:
           Features [B, T, F] and the state [B, K] after the last one, float32.
         """
-        rows = tf.reshape(observation, [-1, *observation.shape[2:]])  # [B * T, ...]
+        rows = tree.map_structure(
+            lambda x: tf.reshape(x, [-1, *x.shape[2:]]), observation
+        )  # [B * T, ...]
         embedded = self._embedding(self._encoder(rows))  # [B * T, E]
-        embedded = tf.reshape(embedded, [-1, observation.shape[1], embedded.shape[-1]])
+        embedded = tf.reshape(embedded, [-1, kept.shape[1], embedded.shape[-1]])
         outputs = []
         for x, factor in zip(tf.unstack(embedded, axis=1), tf.unstack(kept, axis=1), strict=True):
             output, state = self._recur(x, state)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tree
 from dm_env import specs
 
 import launchpad as lp
@@ -192,7 +193,8 @@ class EvaluatorNode:
             reward_spec = environment.reward_spec()
         figures = evaluation_figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps
-        picture = frame_strip(getattr(self._actor, "last_observation", None))
+        observation = getattr(self._actor, "last_observation", None)
+        picture = frame_strip(tree.flatten(observation)[0])  # Frames precede the state.
         self._counter.record_evaluation(environment_steps, figures, picture, self._source.arrays)
 
 

@@ -11,6 +11,7 @@ from agents.learning.weights import check_arrays, named_variables
 from agents.nodes.evaluator import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
+from agents.replay.frames import frame_of, vector_size
 from environments import Environment
 from environments.flat import DiscreteActions
 from rl_replicator.errors import UsageError
@@ -54,13 +55,12 @@ def export_policy(
     flat = environment if policy.task.pixels is None else environment.wrapped
     action_spec = action_range(flat, bool(policy.task.wrap))
     to_own = _to_own(action_spec)
-    spec, frame = acting.observation_spec, environment.observation_spec()
-    inputs = {"observation": tf.TensorSpec([None, *spec.shape])}
+    spec, observed = acting.observation_spec, environment.observation_spec()
+    inputs = {"observation": _batches(frame_of(observed))}
     if policy.task.pixels is not None:
-        inputs = {
-            "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
-            "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
-        }
+        inputs["stack"] = _batches(frame_of(spec))
+    if vector_size(observed):
+        inputs["vector"] = _batches(spec["vector"])
     if acting.state_size:
         inputs["state"] = tf.TensorSpec([None, acting.state_size])
     card = _card(policy, run, flat, action_spec, license_name)
@@ -109,6 +109,10 @@ def _numbered(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     return to_own
 
 
+def _batches(spec: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape], spec.dtype)
+
+
 def _function(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Returns the function to export, of an observation and of what the call before returned.
 
@@ -122,6 +126,8 @@ def _function(act: Any, to_own: Callable[[tf.Tensor], tf.Tensor]) -> Any:
         if "stack" in before:
             rest = before["stack"][..., observation.shape[-1] :]
             observation = after["next_stack"] = tf.concat([rest, observation], axis=-1)
+        if "vector" in before:
+            observation = {"pixels": observation, "vector": before["vector"]}
         if "state" in before:
             action, after["next_state"] = act(observation, before["state"])
         else:
@@ -200,10 +206,13 @@ def _return(policy: Policy, run: RunDirectory) -> str:
 
 def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
     if policy.task.pixels is not None:
-        shape = policy.agent.environment_spec.observations.shape
+        shape = frame_of(policy.agent.environment_spec.observations).shape
+        names = policy.task.pixels.state
+        kept = [*fields] if names == ("all",) else names
         return (
             f"frame, uint8 {list(shape)}, after every "
             f"{policy.task.action_repeat} environment steps, in which the action is repeated"
+            + (f"; state: {', '.join(kept)}" if kept else "")
         )
     named = [f"{name} {where.start}:{where.stop}" for name, where in fields.items()]
     return f"float32 vector: {', '.join(named)}"
@@ -227,8 +236,9 @@ _USAGE = {
     True: (
         "Inputs `observation`: [B, H, W, C] uint8, the newest frame, and `stack`: [B, H, W, C S] "
         "uint8, the output `next_stack` of the call before; at the start of an episode, the first "
-        "frame S times. Output `action`: [B, ...] in the range of the environment's own action "
-        "spec. Convolutions compute in float32, whatever they did in training."
+        "frame S times. With entries of the state, `vector` is [B, N] float32, these entries "
+        "flattened and concatenated. Output `action`: [B, ...] in the range of the environment's "
+        "own action spec. Convolutions compute in float32, whatever they did in training."
     ),
 }
 _REMEMBERED = (

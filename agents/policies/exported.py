@@ -9,6 +9,7 @@ from typing import Any
 
 import dm_env
 import numpy as np
+import tree
 from acme import core
 
 from agents.task import Task
@@ -20,6 +21,8 @@ from rl_replicator.runs.plain_data import stored_part
 MODEL = "model.npz"
 # The entry of a model card that names the wrappers, if there are any.
 WRAPPERS = "wrappers"
+# The inputs of a model that are parts of an observation: the frame, or all of it, and the vector.
+_OBSERVED = ("observation", "vector")
 
 
 def action_range(flat: Any, is_wrapped: bool) -> Any:
@@ -85,13 +88,15 @@ class ExportedPolicy:
         flat = environment if task.pixels is None else environment.wrapped
         is_wrapped = WRAPPERS in self.model.card
         own_spec = action_range(flat, is_wrapped)
-        expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
-        found = [list(environment.observation_spec().shape), list(own_spec.shape)]
+        shapes = [self.model.inputs[name][0] for name in _OBSERVED if name in self.model.inputs]
+        found_shapes = [list(spec.shape) for spec in tree.flatten(environment.observation_spec())]
+        expected = [*shapes, self.model.outputs["action"][1]]
+        found = [*found_shapes, list(own_spec.shape)]
         if expected != found:
             raise UsageError(
-                f"expected an environment with observations {expected[0]} and actions "
-                f"{expected[1]}, as the policy has them, got {found[0]} and {found[1]}; choose "
-                "another --env"
+                f"expected an environment with observations {_listed(expected[:-1])} and actions "
+                f"{expected[-1]}, as the policy has them, got {_listed(found[:-1])} and "
+                f"{found[-1]}; choose another --env"
             )
         if is_wrapped or task == self.task:
             return ExportedActor(self.model, own_spec)
@@ -100,6 +105,10 @@ class ExportedPolicy:
         with self.task.make(seed=0) as made:
             trained: Any = made if self.task.pixels is None else made.wrapped
             return ExportedActor(self.model, trained.own_action_spec)
+
+
+def _listed(shapes: list[list[int]]) -> str:
+    return " and ".join(map(str, shapes))
 
 
 def load(folder: Path) -> ExportedPolicy:
@@ -115,8 +124,10 @@ def load(folder: Path) -> ExportedPolicy:
     try:
         model = Model(path)
         if "agent" in model.card:
-            shape, dtype = model.inputs["observation"]
-            model.act(np.zeros(shape, dtype))  # Its program may be damaged, too.
+            observation: Any = np.zeros(*model.inputs["observation"])
+            if "vector" in model.inputs:
+                observation = {"pixels": observation, "vector": np.zeros(*model.inputs["vector"])}
+            model.act(observation)  # Its program may be damaged, too.
             model.reset()
     except Exception as error:  # Of whatever kind: anybody may have written the file.
         raise UsageError(

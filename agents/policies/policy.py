@@ -71,37 +71,25 @@ class Policy:
     learner_steps: int
     max_actions: int
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
+    def act(self, observation: Any) -> np.ndarray:
         """Returns the action for an observation.
 
         Args:
           observation: an observation of an environment of `make_environment` or `adapt`: [N]
-            float32, or a frame [H, W, 3] uint8. Frames are stacked here.
+            float32, or a frame [H, W, 3] uint8, or `{"pixels": frame, "vector": [N]}`. Frames are
+            stacked here.
 
         Returns:
           [A] float32 in [-1, 1], or the number of a discrete action: the form in which these
           environments take actions.
 
         Raises:
-          TypeError: if the observation is a nest of arrays, as returned by your own environments.
+          TypeError: if the observation is another nest of arrays, as returned by your own
+            environments.
           ValueError: if it has another shape or dtype; vectors may have any real dtype.
         """
         spec = self.agent.environment_spec.observations
-        expected = f"expected one array {list(spec.shape)} of {spec.dtype}"
-        remedy = (
-            "use policy.make_environment(seed), or policy.adapt(environment) for an environment of "
-            "your own"
-        )
-        if not hasattr(observation, "shape"):
-            raise TypeError(f"{expected}, got a {type(observation).__name__}; {remedy}")
-        observation = np.asarray(observation)
-        # Checked before it is part of a stack. TensorFlow checks no shapes: it would take part of a
-        # larger frame for a second observation.
-        is_number = spec.dtype.kind == "f" and observation.dtype.kind in "fiub"
-        if observation.shape != spec.shape or not (is_number or observation.dtype == spec.dtype):
-            got = f"{list(observation.shape)} of {observation.dtype}"
-            raise ValueError(f"{expected}, got {got}; {remedy}")
-        return self.actor.select_action(observation.astype(spec.dtype, copy=False))
+        return self.actor.select_action(_checked(observation, spec))
 
     def reset(self) -> None:
         """Starts an episode: forgets the frames of the previous one."""
@@ -196,3 +184,25 @@ def max_actions(run: RunDirectory, task: Task) -> int:
     evaluation = run.config().get("options", {}).get("evaluation", {})
     most = evaluation.get("max_episode_steps", EvaluationSchedule().max_episode_steps)
     return task.agent_steps(most)
+
+
+def _checked(observation: Any, spec: Any) -> Any:
+    """Returns an observation in the dtypes of its spec; raises as `Policy.act` does."""
+    if isinstance(spec, dict):
+        given = observation if isinstance(observation, dict) else {}
+        return {name: _checked(given.get(name), each) for name, each in spec.items()}
+    expected = f"expected one array {list(spec.shape)} of {spec.dtype}"
+    remedy = (
+        "use policy.make_environment(seed), or policy.adapt(environment) for an environment of "
+        "your own"
+    )
+    if not hasattr(observation, "shape"):
+        raise TypeError(f"{expected}, got a {type(observation).__name__}; {remedy}")
+    observation = np.asarray(observation)
+    # Checked before it is part of a stack. TensorFlow checks no shapes: it would take part of a
+    # larger frame for a second observation.
+    is_number = spec.dtype.kind == "f" and observation.dtype.kind in "fiub"
+    if observation.shape != spec.shape or not (is_number or observation.dtype == spec.dtype):
+        got = f"{list(observation.shape)} of {observation.dtype}"
+        raise ValueError(f"{expected}, got {got}; {remedy}")
+    return observation.astype(spec.dtype, copy=False)

@@ -16,10 +16,14 @@ shorter than L repeats some of its transitions.
 
 A frame is stored as its difference to f_0, modulo 256: if the camera stands still it is mostly
 zeros and takes a third of the memory. Each item also refers to f_0, which is stored once.
+
+A vector may belong to each frame. It is a column of its own, of which an item has the
+part from f_t on.
 """
 
 import collections
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,15 +34,26 @@ from acme import specs, types
 from agents.replay.transitions import TABLE, ActionColumns, EpisodeWriter, Extras, check_array
 
 
-def frame_shape(frame: specs.Array) -> tuple[int, int, int]:
-    """Returns height, width and channels of observations that are single frames.
+def frame_of(observation: Any) -> Any:
+    """Returns the frame of an observation, or its spec: `{"pixels", "vector"}` or a frame alone."""
+    return observation["pixels"] if isinstance(observation, Mapping) else observation
+
+
+def vector_size(observation: Any) -> int:
+    """Returns the length of the vector beside the frame, from the spec; 0 if there is none."""
+    return observation["vector"].shape[0] if isinstance(observation, Mapping) else 0
+
+
+def frame_shape(observation: Any) -> tuple[int, int, int]:
+    """Returns height, width and channels of the frame in an observation.
 
     Args:
-      frame: the spec of an observation.
+      observation: the spec of an observation, see `frame_of`.
 
     Raises:
-      ValueError: if it is not a uint8 frame.
+      ValueError: if it has no uint8 frame.
     """
+    frame = frame_of(observation)
     if len(frame.shape) != 3 or frame.dtype != np.uint8:
         raise ValueError(
             f"expected uint8 frames [height, width, channels], got shape {frame.shape} of "
@@ -48,13 +63,34 @@ def frame_shape(frame: specs.Array) -> tuple[int, int, int]:
     return height, width, channels
 
 
+def check_observation(observation: Any, spec: Any) -> None:
+    """Raises a ValueError unless an observation, with or without a frame, is like its spec."""
+    if isinstance(spec, Mapping):
+        given = observation if isinstance(observation, Mapping) else {}
+        for name, each in spec.items():
+            check_observation(given.get(name), each)
+        return
+    shape, dtype = tuple(spec.shape), spec.dtype.type
+    check_array("observation", observation, shape, dtype, "environment")
+
+
+def difference(observation: Any, first: Any) -> dict[str, np.ndarray]:
+    """Returns the columns of an observation in an episode that began with the frame `first`."""
+    if not isinstance(observation, Mapping):
+        return {"difference": observation - first}
+    return {"difference": observation["pixels"] - first, "vector": observation["vector"]}
+
+
 class FrameLayout:
     """See `agents.replay.transitions.Layout`, for observations of one frame each.
 
     An item of one transition is `{"first": [H, W, C] uint8, "differences": [S + n, H, W, C] uint8,
     "row": [A + E + 3] float32}`, a row being `[action | extras | n-step return | n-step discount |
     k]`. An item of L transitions has S + n + L - 1 differences and L rows, [L, A + E + 4] float32,
-    with t at the end of each.
+    with t at the end of each. With vectors of N numbers, there is `"vector": [n + L, N] float32`.
+
+    Attributes:
+      vector_size: N, 0 if observations are frames alone.
     """
 
     def __init__(
@@ -80,6 +116,8 @@ class FrameLayout:
           ValueError: if an observation is not a uint8 frame, or see `ActionColumns`.
         """
         self.frame_shape = frame_shape(spec.observations)
+        self.vector_size = vector_size(spec.observations)
+        self._spec = spec.observations
         self._action = ActionColumns(spec.actions)
         self.stack = stack
         self.n_step = n_step
@@ -95,6 +133,9 @@ class FrameLayout:
             "differences": tf.TensorSpec([self.window, *self.frame_shape], tf.uint8, "differences"),
             "row": tf.TensorSpec(row, tf.float32, "row"),
         }
+        if self.vector_size:
+            shape = [self.window - stack + 1, self.vector_size]
+            self.signature["vector"] = tf.TensorSpec(shape, tf.float32, "vector")
 
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
@@ -102,7 +143,7 @@ class FrameLayout:
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
-        check_array("observation", observation, self.frame_shape, np.uint8, "environment")
+        check_observation(observation, self._spec)
 
     def check_action(self, action: object) -> None:
         """See `Layout`."""
@@ -129,6 +170,7 @@ class FrameLayout:
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
 
+        With a vector they are `{"pixels": [B, S, H, W, C], "vector": [B, N]}`, of the newest frame.
         The learner stacks them along channels (`agents.networks.encoders`): this function runs
         in the thread of the input, and moving single channels takes longer than everything else in
         it.
@@ -139,16 +181,19 @@ class FrameLayout:
             start = tf.cast(row[:, -1] - data["row"][:, 0, -1], tf.int32)
             row = row[:, :-1]
 
-        def stack_at(start: tf.Tensor) -> tf.Tensor:
+        def observation_at(start: tf.Tensor) -> Any:
             window = start[:, None] + tf.range(self.stack)
-            return tf.gather(data["differences"], window, batch_dims=1) + data["first"][:, None]
+            frames = tf.gather(data["differences"], window, batch_dims=1) + data["first"][:, None]
+            if not self.vector_size:
+                return frames
+            return {"pixels": frames, "vector": tf.gather(data["vector"], start, batch_dims=1)}
 
         return types.Transition(
-            observation=stack_at(start),
+            observation=observation_at(start),
             action=self._action.unpack(row[:, : self._action.size]),
             reward=row[:, -3],
             discount=row[:, -2],
-            next_observation=stack_at(start + tf.cast(row[:, -1], tf.int32)),
+            next_observation=observation_at(start + tf.cast(row[:, -1], tf.int32)),
             extras=self._extras.unpack(row[:, self._action.size : -3]),
         )
 
@@ -169,7 +214,7 @@ class FrameWriter(EpisodeWriter):
         columns = client.trajectory_writer(num_keep_alive_refs=alive)
         super().__init__(columns, layout.transitions_per_item)
         self._layout = layout
-        for column in ("difference", "row"):
+        for column in ("difference", "row", "vector"):
             self._columns.configure(
                 (column,), num_keep_alive_refs=alive, max_chunk_length=layout.chunk_length
             )
@@ -177,7 +222,7 @@ class FrameWriter(EpisodeWriter):
         self._columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
         self._first: np.ndarray | None = None
         self._stored_first: Any = None
-        self._difference: np.ndarray | None = None
+        self._newest: Mapping[str, np.ndarray] = {}
         # Of the current episode: the newest rows, the number of all rows, and of those in no item
         # yet.
         self._rows: collections.deque[np.ndarray] = collections.deque(maxlen=self._length)
@@ -189,20 +234,20 @@ class FrameWriter(EpisodeWriter):
         self.complete()
         self._rows.clear()
         self._num_rows = 0
-        self._first = observation
-        zeros = np.zeros_like(observation)
-        self._columns.append({"first": observation, "difference": zeros})
+        self._first = frame_of(observation)
+        step = difference(observation, self._first)
+        self._columns.append({"first": self._first, **step})
         self._stored_first = self._columns.history["first"][-1]
         for _ in range(self._layout.stack - 1):
-            self._columns.append({"difference": zeros})
+            self._columns.append(step)
 
     def append_observation(self, observation: np.ndarray) -> None:
         """See `EpisodeWriter`."""
-        self._columns.append({"difference": observation - self._first})
+        self._columns.append(difference(observation, self._first))
 
     def write(self, transition: types.Transition, steps: int, priority: float) -> None:
         """See `EpisodeWriter`."""
-        self._difference = transition.next_observation - self._first
+        self._newest = difference(transition.next_observation, self._first)
         self._priority = priority
         self._append(self._layout.pack_row(transition, steps, self._num_rows))
         self._num_rows += 1
@@ -220,7 +265,7 @@ class FrameWriter(EpisodeWriter):
         self._create_item()
 
     def _append(self, row: np.ndarray) -> None:
-        self._columns.append({"difference": self._difference, "row": row})
+        self._columns.append({**self._newest, "row": row})
         self._rows.append(row)
 
     def _create_item(self) -> None:
@@ -231,5 +276,7 @@ class FrameWriter(EpisodeWriter):
             "differences": history["difference"][-self._layout.window :],
             "row": rows[-1] if self._length == 1 else rows[-self._length :],
         }
+        if self._layout.vector_size:
+            item["vector"] = history["vector"][self._layout.stack - 1 - self._layout.window :]
         self._columns.create_item(self._table, self._priority, item)
         self._num_pending = 0

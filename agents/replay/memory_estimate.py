@@ -9,7 +9,7 @@ import dm_env
 import numpy as np
 import tensorflow as tf
 
-from agents.replay.frames import FrameLayout
+from agents.replay.frames import FrameLayout, frame_of
 from environments.flat import random_policy
 
 # Bytes in addition to the frames, in table and allocator: per item, however many transitions it
@@ -67,7 +67,7 @@ def estimate(
     Like the table, it counts L transitions for each item, however many of them are repeated.
 
     Args:
-      environment: environment whose observations are single uint8 frames.
+      environment: environment whose observations have single uint8 frames.
       inserts: the largest number of transitions that the run inserts, without repeated ones.
       max_size: the table's capacity in transitions.
       layout: the layout of the replay.
@@ -90,7 +90,7 @@ def estimate(
             columns = [frames[:1], padded]
         items += own_items
         actions += steps
-        num_bytes += rows * _BYTES_PER_TRANSITION
+        num_bytes += rows * (_BYTES_PER_TRANSITION + 4 * layout.vector_size)
         num_bytes += sum(_compressed(column, layout.chunk_length) for column in columns)
     num_bytes += items * _BYTES_PER_ITEM
     bytes_each = num_bytes / (items * length)
@@ -120,14 +120,14 @@ def _play(
     """
     act = random_policy(environment, random)
     timestep = environment.reset()
-    frames = [timestep.observation]
+    frames = [frame_of(timestep.observation)]
     for _ in range(_FRAMES):
         if timestep.last():
             yield np.stack(frames), True
             timestep = environment.reset()
-            frames = [timestep.observation]
+            frames = [frame_of(timestep.observation)]
         timestep = environment.step(act(timestep.observation))
-        frames.append(timestep.observation)
+        frames.append(frame_of(timestep.observation))
     yield np.stack(frames), timestep.last()
 
 

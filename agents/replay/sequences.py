@@ -20,7 +20,7 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.config import SequenceConfig
-from agents.replay.frames import FrameLayout
+from agents.replay.frames import FrameLayout, difference, frame_of
 from agents.replay.transitions import (
     ROWS_PER_CHUNK,
     SEQUENCE,
@@ -37,7 +37,7 @@ class Sequence(NamedTuple):
 
     Attributes:
       observation: [B, L, N] float32, or [B, L, S, H, W, C] uint8 stacks of frames, the oldest frame
-        first.
+        first, or both: `{"pixels", "vector"}`.
       action: [B, L, A] float32 or [B, L] int32; 0 where a step is not valid.
       reward: [B, L] float32, the reward that followed; 0 where a step is not valid.
       discount: [B, L] float32, gamma times the discount that followed; 0 where a step is not valid.
@@ -187,7 +187,8 @@ class FrameSequenceLayout(FrameLayout):
     """Windows of steps whose observations are stacks of frames, which are stored once.
 
     An item is `{"first": [H, W, C] uint8, "differences": [S + L - 1, H, W, C] uint8, "row": [L, W]
-    float32}`; see `FrameLayout` for the frames, and `StepColumns` for the rows.
+    float32}`; see `FrameLayout` for the frames. Each row has the vector of its
+    observation, if there is one, and its `StepColumns`.
     """
 
     def __init__(
@@ -213,10 +214,11 @@ class FrameSequenceLayout(FrameLayout):
         # After an episode's end are as many frames as in a transition of L steps.
         super().__init__(spec, stack, sequences.length, chunk_length, extras_spec)
         self.sequences = sequences
-        self.steps = StepColumns(self._action, self._extras)
+        self.steps = StepColumns(self._action, self._extras, self.vector_size)
         self.width = self.steps.width
         self.window = stack + sequences.length - 1
-        self.signature |= {
+        self.signature = {
+            "first": self.signature["first"],
             "differences": tf.TensorSpec([self.window, *self.frame_shape], tf.uint8, "differences"),
             "row": tf.TensorSpec([sequences.length, self.width], tf.float32, SEQUENCE),
         }
@@ -234,11 +236,16 @@ class FrameSequenceLayout(FrameLayout):
         return FrameSequenceWriter(self, columns, table)
 
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> Sequence:
-        """See `Layout`; observations are [B, L, S, H, W, C] uint8, the oldest frame first."""
+        """See `Layout`; observations are [B, L, S, H, W, C] uint8, the oldest frame first.
+
+        With vectors they are `{"pixels": [B, L, S, H, W, C], "vector": [B, L, N]}`.
+        """
         del places
         windows = tf.range(self.sequences.length)[:, None] + tf.range(self.stack)  # [L, S]
         frames = tf.gather(data["differences"], windows, axis=1) + data["first"][:, None, None]
-        return self.steps.unpack(frames, data["row"])
+        vectors = data["row"][..., : self.vector_size]
+        observation = {"pixels": frames, "vector": vectors} if self.vector_size else frames
+        return self.steps.unpack(observation, data["row"])
 
 
 class SequenceWriter(EpisodeWriter):
@@ -342,15 +349,19 @@ class FrameSequenceWriter(SequenceWriter):
     def begin(self, observation: np.ndarray) -> None:
         """See `EpisodeWriter`: the first frame fills the stack."""
         self.complete()
-        self._first = observation
-        self._columns.append({"first": observation})
+        self._first = frame_of(observation)
+        self._columns.append({"first": self._first})
         self._stored_first = self._columns.history["first"][-1]
         for _ in range(self._stack - 1):
-            self._columns.append({"difference": np.zeros_like(observation)})
+            self._columns.append({"difference": np.zeros_like(self._first)})
         super().begin(observation)
 
     def _append_row(self, observation: np.ndarray, row: np.ndarray) -> None:
-        self._columns.append({"difference": observation - self._first, "row": row})
+        columns = difference(observation, self._first)
+        if "vector" in columns:
+            vector = columns.pop("vector")
+            row[: len(vector)] = vector
+        self._columns.append({**columns, "row": row})
 
     def _window(self) -> Any:
         history = self._columns.history

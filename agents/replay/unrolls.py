@@ -17,7 +17,8 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.adder import TableAdder
-from agents.replay.transitions import TABLE, ActionColumns, Extras, check_array
+from agents.replay.frames import check_observation, frame_of, vector_size
+from agents.replay.transitions import TABLE, ActionColumns, Extras
 
 # Unrolls of an environment that were sent and that the table has not taken yet.
 _MAX_IN_FLIGHT = 1
@@ -30,7 +31,7 @@ class Unroll(NamedTuple):
 
     Attributes:
       observation: [B, T + 1, N] float32, or [B, T + 1, S, H, W, C] uint8 stacks of frames, the
-        oldest frame first.
+        oldest frame first, or both: `{"pixels", "vector"}`.
       action: [B, T + 1, A] float32 or [B, T + 1] int32; 0 where a row is not valid.
       reward: [B, T + 1] float32, the reward that followed; 0 where a row is not valid.
       discount: [B, T + 1] float32, gamma times the discount that followed; 0 where a row is not
@@ -53,13 +54,15 @@ class UnrollLayout:
     """An item is `{"observation": [S + T, ...], "row": [S + T, W] float32}`.
 
     S is the number of observations in a stack, 1 from state: the S - 1 rows in front of the unroll
-    hold the earlier frames, each of which is stored once. A row is `[first | valid | reward |
+    hold the earlier frames, each of which is stored once. With a vector of N numbers beside each
+    frame, there is `"vector": [S + T, N] float32`. A row is `[first | valid | reward |
     discount | returns | action | extras]`.
 
     Attributes:
       transitions_per_item: T.
       window: S + T.
       stack: S.
+      has_vector: whether there is a vector beside each frame.
     """
 
     def __init__(
@@ -80,18 +83,22 @@ class UnrollLayout:
         self.stack = stack or 1
         self.window = self.stack + length
         self._has_stacks = stack is not None
-        self._shape = tuple(spec.observations.shape)
-        self._dtype = spec.observations.dtype.type
+        self._spec = spec.observations
+        self.has_vector = vector_size(spec.observations) > 0
         self._action, self._extras = ActionColumns(spec.actions), Extras(extras_spec)
         self._width = _NUMBERS + self._action.size + self._extras.size
+        frame = frame_of(spec.observations)
         self.signature = {
-            "observation": tf.TensorSpec([self.window, *self._shape], self._dtype, "observation"),
+            "observation": tf.TensorSpec([self.window, *frame.shape], frame.dtype, "observation"),
             "row": tf.TensorSpec([self.window, self._width], tf.float32, "row"),
         }
+        if self.has_vector:
+            shape = [self.window, vector_size(spec.observations)]
+            self.signature["vector"] = tf.TensorSpec(shape, tf.float32, "vector")
 
     def check_observation(self, observation: object) -> None:
         """See `agents.replay.transitions.Layout`."""
-        check_array("observation", observation, self._shape, self._dtype, "environment")
+        check_observation(observation, self._spec)
 
     def check_action(self, action: object) -> None:
         """See `agents.replay.transitions.Layout`."""
@@ -141,7 +148,7 @@ class UnrollLayout:
             extras=each(self._extras.unpack, rows[..., end:]),
         )
 
-    def _observations(self, data: Any) -> tf.Tensor:
+    def _observations(self, data: Any) -> Any:
         """Forms stacks; the first frame of an episode fills those that begin before it."""
         if not self._has_stacks:
             return data["observation"]
@@ -151,8 +158,11 @@ class UnrollLayout:
         is_before = places[None, :] <= places[:, None]  # [S + T, S + T]
         starts = tf.reduce_max(tf.where(is_before, begins[:, None, :], 0), axis=-1)
         wanted = places[self.stack - 1 :, None] - tf.range(self.stack)[::-1]  # [T + 1, S]
-        frames = tf.maximum(wanted, starts[:, self.stack - 1 :, None])  # [B, T + 1, S]
-        return tf.gather(data["observation"], frames, batch_dims=1)
+        indices = tf.maximum(wanted, starts[:, self.stack - 1 :, None])  # [B, T + 1, S]
+        frames = tf.gather(data["observation"], indices, batch_dims=1)
+        if not self.has_vector:
+            return frames
+        return {"pixels": frames, "vector": data["vector"][:, self.stack - 1 :]}
 
 
 class _UnrollWriter:
@@ -161,7 +171,7 @@ class _UnrollWriter:
     def __init__(self, client: reverb.Client, table: str):
         self._table = table
         self._columns = client.trajectory_writer(num_keep_alive_refs=1)
-        for column in ("observation", "row"):
+        for column in ("observation", "row", "vector"):
             self._columns.configure((column,), num_keep_alive_refs=1, max_chunk_length=1)
 
     def write(self, item: Any) -> None:
@@ -264,6 +274,10 @@ class UnrollAdder(TableAdder):
         self._steps.append((self._observation, row))
         if len(self._steps) == self._layout.window:
             observations, rows = zip(*self._steps, strict=True)
-            self._writer.write({"observation": np.stack(observations), "row": np.stack(rows)})
+            frames = np.stack([frame_of(each) for each in observations])
+            item = {"observation": frames, "row": np.stack(rows)}
+            if self._layout.has_vector:
+                item["vector"] = np.stack([each["vector"] for each in observations])
+            self._writer.write(item)
             self._steps = self._steps[-1 - before :]
             self.flush()

@@ -45,19 +45,24 @@ class Model:
 
         Args:
           observation: an observation of the environment, without a batch dimension: an array of the
-            shape in `inputs["observation"]`. This method stacks the frames, and keeps the state.
+            shape in `inputs["observation"]`, or `{"pixels": ..., "vector": ...}` if there is an
+            input `vector`. This method stacks the frames, and keeps the state.
         """
         if "observation" not in self.inputs or "action" not in self.outputs:
             arguments = ", ".join(f"{name}=..." for name in self.inputs)
             raise ValueError(
                 f"expected a policy, got a model of {list(self.inputs)}; call run({arguments})"
             )
+        inputs = {}
+        if "vector" in self.inputs:
+            inputs["vector"] = np.asarray(observation["vector"])[None]
+            observation = observation["pixels"]
         if hasattr(observation, "values"):
             raise TypeError(
                 f"expected one array {self.inputs['observation'][0]}, got arrays by name; pass "
                 f"what the card describes: {self.card.get('observation')}"
             )
-        inputs = {"observation": np.asarray(observation)[None]}
+        inputs["observation"] = np.asarray(observation)[None]
         if "stack" in self.inputs:
             times = self.inputs["stack"][0][-1] // self.inputs["observation"][0][-1]
             inputs["stack"] = np.concatenate([inputs["observation"]] * times, axis=-1)

@@ -26,6 +26,8 @@ class PixelConfig:
         multisampling, and round shapes with fewer faces. 'auto' is 'fast' if OpenGL renders in
         software, and 'exact' otherwise. 'observed' renders nothing: the frame is the image among
         the environment's own observations, of its own size, grey or in colour.
+      state: names of entries of the environment's own observation to observe beside the frames, in
+        this order; 'all' for all but images.
 
     Raises:
       EnvironmentSpecError: if a field is out of its range.
@@ -36,6 +38,7 @@ class PixelConfig:
     cameras: tuple[int | str, ...] = (0,)
     grey: bool = False
     render: str = "auto"
+    state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = f"an integer from {_SMALLEST} to {_LARGEST}"

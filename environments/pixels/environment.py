@@ -1,4 +1,4 @@
-"""An environment whose observation is a rendered frame instead of its state."""
+"""An environment whose observation is a rendered frame, alone or beside a part of its state."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601.
 
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, channels].
+
+    With entries of the state, it is `{"pixels": frame, "vector": [N] float32}`.
 
     Actions, rewards and discounts are those of `wrappers.RepeatedActions`. Frames are not stacked.
     Every step returns a new array.
@@ -81,7 +83,8 @@ class PixelEnvironment(dm_env.Environment):
                 )
         channels = len(self._views) * (1 if config.grey else colours)
         shape = *size, channels
-        self._observation_spec = specs.BoundedArray(shape, np.uint8, 0, 255, name="pixels")
+        self._frame_spec = specs.BoundedArray(shape, np.uint8, 0, 255, name="pixels")
+        self._places = _places(environment, config.state)
         self.seconds_rendering = 0.0
 
     @property
@@ -137,7 +140,7 @@ class PixelEnvironment(dm_env.Environment):
             advice = rendering.advice(renderer)
             drawn_by = f"{renderer.kind.upper()}, {renderer.name}, {self._render_mode}"
             drawn_by += f" ({advice})" if advice else ""
-        height, width, _ = self._observation_spec.shape
+        height, width, _ = self._frame_spec.shape
         return f"rendering: {drawn_by}, {height}x{width}: {self.frames_per_second():.0f} frames/s"
 
     def frames_per_second(self) -> float:
@@ -150,10 +153,16 @@ class PixelEnvironment(dm_env.Environment):
         return count / passed
 
     def _drawn(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        return timestep._replace(observation=self.frame())
+        observation: Any = self.frame()
+        if self._places.size:
+            observation = {"pixels": observation, "vector": timestep.observation[self._places]}
+        return timestep._replace(observation=observation)
 
-    def observation_spec(self) -> specs.BoundedArray:
-        return self._observation_spec
+    def observation_spec(self) -> Any:
+        if not self._places.size:
+            return self._frame_spec
+        vector = specs.Array(self._places.shape, np.float32, name="vector")
+        return {"pixels": self._frame_spec, "vector": vector}
 
     def action_spec(self) -> specs.BoundedArray:
         return self._environment.action_spec()
@@ -175,6 +184,22 @@ class PixelEnvironment(dm_env.Environment):
         for camera in self._cameras:
             camera.close()
         self._environment.close()
+
+
+def _places(environment: flat.Environment, names: tuple[str, ...]) -> np.ndarray:
+    """Returns the places of entries in the flat observation of an environment.
+
+    Raises:
+      EnvironmentSpecError: if it has no such entry.
+    """
+    fields = environment.observation_fields
+    chosen = tuple(fields) if names == ("all",) else names
+    if names and not (chosen and set(chosen) <= set(fields)):
+        raise EnvironmentSpecError(
+            f"expected entries of the observation for --frame.state, all or some of "
+            f"{', '.join(fields) or 'none'}, got {' '.join(names)}"
+        )
+    return np.array([i for name in chosen for i in np.r_[fields[name]]], int)
 
 
 def _grey(frame: np.ndarray) -> np.ndarray:

@@ -373,15 +373,19 @@ def test_the_discounted_rewards_of_a_window_go_on_from_its_first_step():
     np.testing.assert_allclose(steps.mean(x), x[steps.valid.numpy() > 0].mean())
 
 
-def test_agents_from_pixels_train_on_windows():
+def test_agents_from_pixels_and_vectors_train_on_windows():
     """The first layers change by gradients through the core."""
     changes = {"discount": 0.9, "precision": "float32", "critic_layers": (4,), "n_step": N_STEP}
     config = PixelDQNConfig(memory=MEMORY, global_batch_size=BATCH, feature_size=4, **changes)
+    spec = make_spec(pixels=True)
+    observations = {"pixels": spec.observations, "vector": specs.Array((3,), np.float32)}
     agent = COMMANDS["dqn"].make_agent(
-        dataclasses.replace(config, encoder="small"), make_spec(pixels=True)
+        dataclasses.replace(config, encoder="small"), spec._replace(observations=observations)
     )
     frames = np.random.default_rng(0).integers(0, 256, (BATCH, L, 3, 24, 24, 3), dtype=np.uint8)
-    module, step = replicated(agent, "single_device", make_windows(observation=frames))
+    vectors = np.random.default_rng(1).normal(size=(BATCH, L, 3)).astype(np.float32)
+    windows = make_windows(observation={"pixels": frames, "vector": vectors})
+    module, step = replicated(agent, "single_device", windows)
     before = [v.numpy() for v in module.online.encoder.trainable_variables]
     step()
     for old, new in zip(before, module.online.encoder.trainable_variables, strict=True):

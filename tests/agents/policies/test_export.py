@@ -20,6 +20,7 @@ from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
 from agents.policies.policy import restore
+from agents.replay.frames import frame_of
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
@@ -97,11 +98,12 @@ def _config(command, pixels, core):
     return kind(**small)
 
 
-def make_run(path, command, pixels, wrap=(), env=ENV, core="none"):
+def make_run(path, command, pixels, wrap=(), env=ENV, core="none", state=()):
     """Writes the directory of a run as training does, with untrained weights."""
     common = {"env": env, "wrap": wrap, "agent": _config(command, pixels, core)}
     if pixels:
-        options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
+        frame = PixelConfig(height=24, width=24, state=state)
+        options = PixelAgentOptions(frame=frame, **common)
     else:
         options = AgentOptions(**common)
     run = RunDirectory(path)
@@ -140,20 +142,25 @@ def _expected(run_dir):
     observations, stacks, states, actions = [], [], [], []
     timestep = environment.reset()
     policy.reset()
-    stack = np.concatenate([timestep.observation] * 3, -1) if policy.task.pixels else None
+    stack = None
+    if policy.task.pixels:
+        stack = np.concatenate([frame_of(timestep.observation)] * 3, -1)
     for _ in range(OBSERVATIONS):
         states.append(policy.actor.states[0].copy())
         action = policy.act(timestep.observation)
         observations.append(timestep.observation)
         stacks.append(stack)
-        stack = policy.actor.last_observation
+        stack = frame_of(policy.actor.last_observation)
         own = flat.actions.own(action)
         actions.append(own if policy.agent.is_discrete else own.astype(np.float32))
         timestep = environment.step(action)
-    inputs, outputs = {"observation": np.stack(observations)}, {"action": np.stack(actions)}
+    frames = [frame_of(observation) for observation in observations]
+    inputs, outputs = {"observation": np.stack(frames)}, {"action": np.stack(actions)}
     if policy.task.pixels is not None:
         inputs["stack"] = np.stack(stacks)
         outputs["next_stack"] = np.stack([*stacks[1:], stack])
+        if policy.task.pixels.state:
+            inputs["vector"] = np.stack([each["vector"] for each in observations])
     if states[0].size:
         inputs["state"] = np.stack(states)
         outputs["next_state"] = np.stack([*states[1:], policy.actor.states[0]])
@@ -171,6 +178,7 @@ def exported(tmp_path_factory):
         "mrq": (mrq.command, None, ("onnx", "numpy")),
         "mrq_pixels": (mrq.command, "small", ("onnx", "numpy")),
         "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
+        "both": (td3.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
         "residual": (d4pg.command, "impala", ("onnx", "numpy")),
         "lstm": (d4pg.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
         "gru": (d4pg.command, "small", ("onnx", "numpy")),
@@ -179,7 +187,8 @@ def exported(tmp_path_factory):
         (root / name).mkdir()
         env = BUTTONS if name in ("dqn", "mrq") else ENV
         core = name if name in ("lstm", "gru") else "none"
-        run_dir = make_run(root / name / "run", command, pixels, env=env, core=core)
+        state = ("height", "arm") if name in ("both", "gru") else ()
+        run_dir = make_run(root / name / "run", command, pixels, env=env, core=core, state=state)
         inputs, expected = _expected(run_dir)
         np.savez(root / name / "inputs.npz", **inputs)
         np.savez(root / name / "expected.npz", **expected)
@@ -192,8 +201,8 @@ def exported(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kinds", "allowed", "count"),
     [
-        ("numpy,onnx", [], 2 * (4 * 1 + 4 * 2 + 3)),
-        ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2 + 2)),
+        ("numpy,onnx", [], 2 * (4 * 1 + 5 * 2 + 3)),
+        ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2 + 2 + 2)),
     ],
 )
 def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):
@@ -245,6 +254,27 @@ def test_discrete_actions_are_those_of_the_environment(exported):
         timestep = environment.reset()
         while not timestep.last():
             timestep = environment.step(actor.select_action(timestep.observation))
+
+
+def test_an_exported_policy_of_frames_and_state_plays(exported):
+    card = (exported / "both" / "numpy" / "README.md").read_text()
+    assert "frame, uint8 [24, 24, 3], after every 2 environment steps" in card
+    assert "is repeated; state: height, arm |" in card
+    inputs, expected = (np.load(exported / "both" / f"{x}.npz") for x in ("inputs", "expected"))
+    policy = exported_policies.load(exported / "both" / "numpy")
+    with policy.task.make(seed=2) as environment:
+        actor, timestep = policy.actor(policy.task, environment), environment.reset()
+        np.testing.assert_array_equal(timestep.observation["vector"], inputs["vector"][0])
+        action = actor.select_action(timestep.observation)
+        own = environment.wrapped.actions.own(action)
+        np.testing.assert_allclose(own, expected["action"][0], atol=1e-5)
+    alone = environments.make(ENV, 2, PixelConfig(height=24, width=24))
+    with pytest.raises(UsageError, match=r"\[24, 24, 3\] and \[5\] and actions .*, got \[24"):
+        policy.actor(policy.task, alone)
+    alone.close()
+    trained = load_policy(exported / "both" / "run")
+    with pytest.raises(TypeError, match=r"one array \[5\] of float32, got a NoneType"):
+        trained.act({"pixels": inputs["observation"][0]})
 
 
 def test_a_number_of_the_action_that_is_always_the_same():

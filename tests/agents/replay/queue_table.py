@@ -1,6 +1,8 @@
 """A table for tests that read back what an adder wrote, and an adder."""
 
+import numpy as np
 import reverb
+from acme import specs
 
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.table import TABLE
@@ -17,6 +19,13 @@ def make_table(layout, rate_limiter=None, max_times_sampled=1):
         max_times_sampled=max_times_sampled,
         signature=layout.signature,
     )
+
+
+def with_vector(frame):
+    """An observation of a frame, or its spec, and a vector of three numbers that depend on it."""
+    if isinstance(frame, specs.Array):
+        return {"pixels": frame, "vector": specs.Array((3,), np.float32)}
+    return {"pixels": frame, "vector": np.ravel(frame)[:3].astype(np.float32) / 7}
 
 
 def make_adder(server, layout, n_step=1, **changes):

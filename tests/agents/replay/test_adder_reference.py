@@ -13,6 +13,7 @@ from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.transitions import TABLE, TransitionLayout
 from tests.agents.fixed_samples import make_spec
+from tests.agents.replay.queue_table import with_vector
 
 GAMMA, PRIORITY = 0.9, 1.75
 LENGTHS = (1, 2, 3, 5, 9, 17)
@@ -42,10 +43,10 @@ def make_episodes(random, shape):
     return episodes
 
 
-def play(adder, episodes, dtype):
-    """Adds all episodes, as an actor does."""
+def play(adder, episodes, see):
+    """Adds all episodes, as an actor does; `see` makes the observations."""
     for observations, actions, rewards, discounts, cut in episodes:
-        adder.add_first(dm_env.restart(observations[0].astype(dtype)))
+        adder.add_first(dm_env.restart(see(observations[0])))
         for t, action in enumerate(actions):
             is_last = t == len(actions) - 1 and not cut
             adder.add(
@@ -54,7 +55,7 @@ def play(adder, episodes, dtype):
                     dm_env.StepType.LAST if is_last else dm_env.StepType.MID,
                     rewards[t],
                     discounts[t],
-                    observations[t + 1].astype(dtype),
+                    see(observations[t + 1]),
                 ),
                 extras_of(action),
             )
@@ -81,7 +82,7 @@ def expected_items(episodes, n_step):
     return items
 
 
-def items_of(layout, dtype, n_step, episodes):
+def items_of(layout, see, n_step, episodes):
     """The contents of a table after the episodes: its items' priorities, and all transitions."""
     table = reverb.Table(
         TABLE,
@@ -103,7 +104,7 @@ def items_of(layout, dtype, n_step, episodes):
         max_in_flight=32,
         on_wait=lambda _: None,
     )
-    play(adder, episodes, dtype)
+    play(adder, episodes, see)
     count = client.server_info()[TABLE].current_size
     samples = list(client.sample(TABLE, num_samples=count, emit_timesteps=False))
     adder.close()
@@ -161,29 +162,34 @@ def in_items(transitions, length):
     return found
 
 
+@pytest.mark.parametrize("has_vector", [False, True])
 @pytest.mark.parametrize(
     ("n_step", "stack", "chunk_length", "length"),
     [(1, 3, 2, 1), (3, 2, 5, 1), (5, 1, 1, 1), (1, 1, 1, 2), (3, 3, 4, 8), (2, 4, 3, 5)],
 )
-def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length, length):
+def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length, length, has_vector):
     episodes = make_episodes(np.random.default_rng(n_step), FRAME)
-    spec = make_spec(3, 2)._replace(observations=specs.Array(FRAME, np.uint8))
+    see = with_vector if has_vector else lambda frame: frame
+    spec = make_spec(3, 2)._replace(observations=see(specs.Array(FRAME, np.uint8)))
     layout = FrameLayout(spec, stack, n_step, chunk_length, EXTRAS, length)
-    priorities, got = items_of(layout, np.uint8, n_step, episodes)
+    priorities, got = items_of(layout, lambda frame: see(frame.astype(np.uint8)), n_step, episodes)
     expected = in_items(expected_items(episodes, n_step), length)
     assert priorities == [PRIORITY] * (len(expected) // length)
     assert len(got.reward) == len(expected)
 
-    def stacked(frames, t):
+    def check(got, i, frames, t):
         """Frames t - S + 1 .. t, the oldest first; the first frame replaces earlier ones."""
-        return np.stack([frames[max(t - age, 0)] for age in reversed(range(stack))])
+        stacked = np.stack([frames[max(t - age, 0)] for age in reversed(range(stack))])
+        np.testing.assert_array_equal(got["pixels"][i] if has_vector else got[i], stacked)
+        if has_vector:
+            np.testing.assert_array_equal(got["vector"][i], with_vector(frames[t])["vector"])
 
     for i, (number, t, end, total, discount) in enumerate(expected):
         frames, actions = episodes[number][:2]
-        np.testing.assert_array_equal(got.observation[i], stacked(frames, t))
+        check(got.observation, i, frames, t)
         np.testing.assert_array_equal(got.action[i], actions[t])
         for name, value in extras_of(actions[t]).items():
             np.testing.assert_array_equal(got.extras[name][i], value)
         np.testing.assert_allclose(got.reward[i], total, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(got.discount[i], discount, rtol=1e-6)
-        np.testing.assert_array_equal(got.next_observation[i], stacked(frames, end))
+        check(got.next_observation, i, frames, end)

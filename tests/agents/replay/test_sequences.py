@@ -32,10 +32,10 @@ WINDOWS = [
 ]
 
 
-def make_layout(shape, sequences, is_discrete=False):
+def make_layout(shape, sequences, is_discrete=False, see=lambda frame: frame):
     continuous = make_spec(3, 2)
     spec = specs.EnvironmentSpec(
-        specs.Array(shape, np.float32 if shape == VECTOR else np.uint8),
+        see(specs.Array(shape, np.float32 if shape == VECTOR else np.uint8)),
         NUMBER if is_discrete else continuous.actions,
         continuous.rewards,
         continuous.discounts,
@@ -65,13 +65,13 @@ def make_episodes(shape, is_discrete=False):
     return episodes
 
 
-def play(adder, episodes):
+def play(adder, episodes, see=lambda observation: observation):
     for observations, actions, rewards, discounts, is_cut in episodes:
-        adder.add_first(dm_env.restart(observations[0]))
+        adder.add_first(dm_env.restart(see(observations[0])))
         for t, action in enumerate(actions):
             is_last = t == len(actions) - 1 and not is_cut
             kind = dm_env.StepType.LAST if is_last else dm_env.StepType.MID
-            step = dm_env.TimeStep(kind, rewards[t], discounts[t], observations[t + 1])
+            step = dm_env.TimeStep(kind, rewards[t], discounts[t], see(observations[t + 1]))
             adder.add(action, step, extras_of(t))
         if is_cut:
             adder.reset()
@@ -125,6 +125,22 @@ def test_windows_are_those_of_their_episodes(shape, sequences, is_discrete):
         sequence = tree.map_structure(lambda x: x[0].numpy(), sample.transition)
         assert sequence.action.dtype == expected.action.dtype
         check_equal(sequence, expected)
+    server.stop()
+
+
+@pytest.mark.parametrize("sequences", WINDOWS)
+def test_windows_of_frames_have_the_state_of_each_step(sequences):
+    layout = make_layout(FRAME, sequences, see=queue_table.with_vector)
+    episodes = make_episodes(FRAME)
+    server = reverb.Server([queue_table.make_table(layout)])
+    adder = queue_table.make_adder(server, layout, max_in_flight=32)
+    play(adder, episodes, queue_table.with_vector)
+    dataset = make_input_fn([f"localhost:{server.port}"], layout, LearnerDemand(1, 1, 1))(None)
+    for expected, sample in zip(expected_windows(episodes, sequences), dataset, strict=False):
+        vectors = [queue_table.with_vector(stack[-1])["vector"] for stack in expected.observation]
+        observation = {"pixels": expected.observation, "vector": np.stack(vectors)}
+        sequence = tree.map_structure(lambda x: x[0].numpy(), sample.transition)
+        check_equal(sequence, expected._replace(observation=observation))
     server.stop()
 
 

@@ -9,11 +9,13 @@ import tree
 from acme import specs
 
 import rl_replicator as rr
+from agents.replay.frames import frame_of
 from agents.replay.local import LocalQueue
 from agents.replay.queue import make_input_fn, make_queue
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import TABLE
 from agents.replay.unrolls import Unroll, UnrollAdder, UnrollLayout
+from tests.agents.replay.queue_table import with_vector
 
 GAMMA, LENGTH = 0.9, 4
 EXTRAS = {"log_prob": specs.Array((), np.float32), "u": specs.Array((2,), np.float32)}
@@ -24,10 +26,12 @@ EPISODES = [
     *[("terminated", 6), ("truncated", 3), ("terminated", 1), ("truncated", 1), ("cut", 2)],
     *[("terminated", 2), ("truncated", 9), ("cut", 5), ("terminated", 7), ("truncated", 4)],
 ]
+FRAME = specs.BoundedArray((2, 2, 1), np.uint8, 0, 255)
 KINDS = {
     "state": (specs.Array((3,), np.float32), None, CONTINUOUS),
     "numbers": (specs.Array((3,), np.float32), None, DISCRETE),
-    "frames": (specs.BoundedArray((2, 2, 1), np.uint8, 0, 255), 3, DISCRETE),
+    "frames": (FRAME, 3, DISCRETE),
+    "frames and vectors": (with_vector(FRAME), 3, CONTINUOUS),
 }
 
 
@@ -37,6 +41,8 @@ def make_layout(observations, stack, actions, length=LENGTH):
 
 
 def draw(random, spec):
+    if isinstance(spec, dict):
+        return with_vector(draw(random, spec["pixels"]))
     if isinstance(spec, specs.DiscreteArray):
         return np.int32(random.integers(spec.num_values))
     if spec.dtype == np.uint8:
@@ -53,7 +59,11 @@ def play(adder, observations, stack, actions):
 
         def observation(seen=seen):
             first = [seen[0]] * ((stack or 1) - 1)
-            return np.stack([*first, *seen][-stack:]) if stack else seen[-1]
+            if not stack:
+                return seen[-1]
+            stacked = np.stack([frame_of(each) for each in [*first, *seen][-stack:]])
+            is_nest = isinstance(seen[-1], dict)
+            return {**seen[-1], "pixels": stacked} if is_nest else stacked
 
         for step in range(length):
             is_last = step == length - 1 and end != "cut"

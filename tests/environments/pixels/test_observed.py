@@ -1,5 +1,7 @@
 """Frames that are images among an environment's own observations."""
 
+import dataclasses
+
 import gymnasium
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ class Seen(gymnasium.Env):
 
     def _observe(self):
         self.canvas[:] = self.time  # The same array at every step.
-        return {"eye": self.canvas, "n": np.zeros(1)}
+        return {"eye": self.canvas, "n": np.full(1, self.time / 8)}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -61,6 +63,34 @@ def test_a_frame_is_the_newest_image(wrap):
     assert environment.reset().observation.max() == 0
     stack = np.concatenate(frames, axis=-1)
     np.testing.assert_array_equal(frame_strip(stack)[4, ::12, 1], [0, 2, 4, 6, 7])
+
+
+@pytest.mark.parametrize(("names", "wrap"), [(("n",), f"{__name__}:unchanged"), (("all",), None)])
+def test_entries_beside_the_image_are_kept_by_name(names, wrap):
+    wrap = () if wrap is None else (wrap,)
+    frame = dataclasses.replace(OBSERVED, state=names)
+    environment = environments.make(f"{__name__}:make", 0, frame, wrap, action_repeat=2)
+    spec = environment.observation_spec()
+    assert (spec["pixels"].shape, spec["vector"].shape) == ((9, 12, 1), (1,))
+    environment.reset()
+    observation = environment.step(np.int32(1)).observation
+    assert (observation["pixels"] == 2).all()
+    assert observation["vector"].dtype == np.float32 and observation["vector"].tolist() == [0.25]
+
+
+def test_entries_of_a_task_are_in_the_order_of_their_names():
+    frame = PixelConfig(height=24, width=24, state=("velocity", "position"))
+    with environments.make("cartpole:balance", 3, frame, action_repeat=1) as environment:
+        observation = environment.reset().observation
+        assert observation["pixels"].shape == (24, 24, 3)
+        with environments.make("cartpole:balance", 3) as own:
+            vector, fields = own.reset().observation, own.observation_fields
+        expected = np.concatenate([vector[fields[name]] for name in frame.state])
+        np.testing.assert_array_equal(observation["vector"], expected)
+    for name, known in (("cartpole:balance", "position, velocity"), (f"{__name__}:make", "n")):
+        wrong = dataclasses.replace(OBSERVED if ":make" in name else frame, state=("eye", "n"))
+        with pytest.raises(environments.EnvironmentSpecError, match=f"of {known}, got eye n"):
+            environments.make(name, 0, wrong)
 
 
 def test_other_observations_are_refused():

@@ -1,0 +1,55 @@
+"""Whole runs from images and vectors together: what either of them shows is learned."""
+
+import dataclasses
+
+import pytest
+
+from agents import d4pg, load_policy
+from agents.cli import policies
+from environments import PixelConfig
+from rl_replicator.errors import ConfigError, UsageError
+from rl_replicator.runs.metrics import read_metrics
+from tests.agents.runs import test_pixel_runs as pixel_runs
+from tests.environments.camera_fakes import LENGTH
+
+FRAME = PixelConfig(render="observed", state=("joints/elbow", "joints/wrist"))
+AGENT = dataclasses.replace(
+    pixel_runs.SMALL, normalize_observations=True, value_min=0.0, value_max=2.0
+)
+
+
+def options(run_dir, shows, **changes):
+    env = f"tests.environments.camera_fakes:{shows}"
+    return pixel_runs.options(run_dir, env=env, **({"frame": FRAME, "agent": AGENT} | changes))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shows", ["camera", "elbow"])
+def test_it_learns_what_the_camera_shows_and_what_the_joints_show(shows, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    assert d4pg.command.train(options(run_dir, shows)) == 0
+    returns = read_metrics(run_dir, "evaluator")["episode_return"]
+    assert returns[-1] > 0.92 * LENGTH, returns
+    assert list((run_dir / "tensorboard" / "pictures").iterdir())
+    if shows == "camera":
+        return
+    assert d4pg.command.train(options(run_dir, shows, steps=1640)) == 0  # It goes on.
+    with pytest.raises(UsageError, match="pixels.state was"):
+        frame = dataclasses.replace(FRAME, state=("all",))
+        d4pg.command.train(options(run_dir, shows, frame=frame))
+    assert policies.play([str(run_dir), "--out", str(tmp_path / "film.gif")]) == 0
+    policy = load_policy(run_dir)
+    environment = policy.make_environment(seed=5)
+    timestep, total = environment.reset(), 0.0
+    while not timestep.last():
+        timestep = environment.step(policy.act(timestep.observation))
+        total += timestep.reward
+    assert total > 0.9 * LENGTH
+    mean = policy.weights.get_variables(["encoder"])["encoder/vector/variance"]
+    assert 0.2 < mean[0] < 0.5 and 6 < mean[1] < 11  # Of uniform numbers: 1/3 and 25/3.
+
+
+def test_frames_alone_are_not_normalised(tmp_path):
+    frame = dataclasses.replace(FRAME, state=())
+    with pytest.raises(ConfigError, match="normalize-observations: expected --frame.state with it"):
+        d4pg.command.train(options(tmp_path / "run", "elbow", frame=frame))
