@@ -293,13 +293,22 @@ def test_urls_are_refused(url):
         run_directory.RunDirectory(url)
 
 
-def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
+def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path, monkeypatch):
     before = names(tmp_path)
     with pytest.raises(rr.CheckpointError, match=r"No space left.*bytes needed, \d+ free") as error:
         saved.save(30, {"blob": Blob(b"x"), "full": FullDisk()})
     assert "1001 bytes needed" in one_line(error)
     assert names(tmp_path) == before
     assert saved.latest().step == 20
+
+    def fail(*args, **options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    # Whatever fails while the error is composed does not hide it.
+    monkeypatch.setattr(pathlib.Path, "rglob", fail)
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    with pytest.raises(rr.DiskError, match="No space left.*at least 0 bytes needed.; free some"):
+        saved.save(30, {"full": FullDisk()})
 
 
 def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
@@ -330,6 +339,14 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number,
     with pytest.raises(rr.DiskError, match=match) as error:
         checkpoints.Checkpointer(tmp_path / "run" / "checkpoints").save(1, {})
     one_line(error)
+
+
+def test_a_step_may_be_any_integer(saved):
+    for step in (np.int64(3), tf.constant(4), -1):
+        assert saved.save(step, {"state": parts.JsonPart(lambda: 1, print)}).step == int(step)
+        assert saved.latest().step == int(step)
+    with pytest.raises(TypeError, match="integer"):
+        saved.begin_save(3.0, {})
 
 
 def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path):

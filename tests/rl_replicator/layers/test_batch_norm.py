@@ -63,6 +63,15 @@ def test_variance_of_values_far_from_zero():
     assert (mean.numpy().tolist(), variance.numpy().tolist()) == ([10001.5], [1.25])
 
 
+def test_moments_of_one_value_and_of_none():
+    one = batch_norm.moments(tf.constant([[5.0, -7.0]]), (0,))
+    none = batch_norm.moments(tf.zeros([0, 2]), (0,))
+    assert (one.numpy().tolist(), none.numpy().tolist()) == ([1, 5, -7, 0, 0], [0] * 5)
+    for rows, expected in (([one, none], [5, -7]), ([one], [5, -7]), ([none, none], [0, 0])):
+        mean, variance = batch_norm.combine(tf.stack(rows))
+        assert (mean.numpy().tolist(), variance.numpy().tolist()) == (expected, [0, 0])
+
+
 def test_a_model_is_built_from_the_batch_that_it_is_given():
     """Outside of steps there are no other replicas, although the strategy has two."""
     with replicator(2).scope():
@@ -103,6 +112,14 @@ def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
     assert norm.scale.shape == norm.offset.shape == shape
     np.testing.assert_allclose(tf.reduce_mean(y, others), np.ones(max(shape)), 1e-5)
     np.testing.assert_allclose(tf.math.reduce_std(y, others), np.full(max(shape), 2.0), 1e-4)
+
+
+def test_a_moving_average_goes_back_to_its_start():
+    average = batch_norm.MovingAverage(0.75, 2.0)
+    average(tf.constant([4.0, 8.0], "float16"))
+    np.testing.assert_allclose(average.value, [2.5, 3.5])
+    average.reset()
+    np.testing.assert_allclose(average.value, [2.0, 2.0])
 
 
 def test_float64_is_normalized_in_float64():
