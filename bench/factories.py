@@ -4,15 +4,30 @@ from typing import Any
 
 
 def aloha(seed: int) -> Any:
-    """Returns a task of gym-aloha without the images that it observes, which it draws small."""
-    import gym_aloha  # noqa: F401
-    import gymnasium
+    """Returns a task of gym-aloha without the images that it draws at every step."""
+    import numpy as np
+    from dm_control import mujoco
+    from dm_control.rl import control
+    from dm_env import specs
+    from gym_aloha.constants import ACTIONS, ASSETS_DIR, DT
+    from gym_aloha.tasks import sim
+    from gym_aloha.utils import sample_box_pose
 
-    small = {"observation_width": 64, "observation_height": 48}
-    environment = gymnasium.make(
-        "gym_aloha/AlohaTransferCube-v0", obs_type="pixels_agent_pos", **small
-    )
-    return gymnasium.wrappers.FilterObservation(environment, ["agent_pos"])
+    class Cube(sim.TransferCubeTask):
+        def initialize_episode(self, physics):
+            sim.BOX_POSE[0] = sample_box_pose(self.random.randint(2**31))
+            super().initialize_episode(physics)
+
+        def action_spec(self, physics):
+            return specs.BoundedArray([len(ACTIONS)], np.float32, -1.0, 1.0)
+
+        def get_observation(self, physics):
+            cube = self.get_env_state(physics)
+            return {"qpos": self.get_qpos(physics), "qvel": self.get_qvel(physics), "cube": cube}
+
+    path = ASSETS_DIR / "bimanual_viperx_transfer_cube.xml"
+    physics = mujoco.Physics.from_xml_path(str(path))
+    return control.Environment(physics, Cube(random=seed), time_limit=6.0, control_timestep=DT)
 
 
 def quadruped(seed: int) -> Any:

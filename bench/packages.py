@@ -4,7 +4,7 @@
 
 Each package of bench/packages.toml is installed beside the project, into a virtual environment of
 its own in build/packages, which sees the project's packages and replaces those that it must. There,
-a run of 2,000 steps from state is trained, filmed and exported, and one of 600 from pixels trained.
+a run of 2,000 steps from state is trained, filmed and exported, and one of 400 from pixels trained.
 The results of other packages in bench/packages.json stay.
 """
 
@@ -35,10 +35,10 @@ RESULT, PAGE = ROOT / "bench" / "packages.json", ROOT / "docs" / "environments.m
 FOLDER = ROOT / "build" / "packages"
 DEADLINE = 900.0
 TRAIN = ["train", "d4pg", "--evaluation.every", "1000000", "--evaluation.last-episodes", "1"]
-TRAIN += ["--evaluation.max-episode-steps", "300", "--agent.replay.samples-per-insert", "32"]
+TRAIN += ["--evaluation.max-episode-steps", "100", "--agent.replay.samples-per-insert", "32"]
 FORMS = {
     "state": ["--steps", "2000", "--agent.replay.min-size", "500"],
-    "pixels": ["--pixels", "--steps", "600", "--agent.replay.min-size", "200", "--no-video"],
+    "pixels": ["--pixels", "--steps", "400", "--agent.replay.min-size", "200", "--no-video"],
 }
 _BLOCK = re.compile(r"(<!-- packages -->\n).*?(<!-- end of packages -->)", re.S)
 
@@ -69,6 +69,9 @@ def run(words: Sequence[str]) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise FailedError(f"not done after {DEADLINE:.0f} s") from None
+    except BaseException:  # Ctrl-C does not reach a session of its own.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     if process.returncode:
         print(output[-3000:])
         lines = output.strip().splitlines() or [f"exit status {process.returncode}"]
@@ -105,7 +108,7 @@ def try_out(python: Path, row: Mapping[str, Any], form: str) -> str:
         run_dir, exported = Path(folder) / "run", f"{folder}/exported"
         try:
             output = run([*command, *TRAIN, *FORMS[form], *task, "--run-dir", str(run_dir)])
-            steps = read_metrics(run_dir, "learner")["learner_steps"][-1]
+            steps = read_metrics(run_dir, "evaluator")["learner_steps"][-1]
             if form == "state":
                 run([*command, "export", str(run_dir), "--format", "numpy", "--out", exported])
         except FailedError as error:
