@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import datetime
@@ -36,8 +35,6 @@ _ATTEMPT_SECS = 0.2
 _CONNECT_SECS = 5.0
 # Pause after an attempt that found no server, in seconds.
 _PAUSE_SECS = 0.1
-# A request confirms at most this many answers, so that its metadata stays small.
-_MAX_CONFIRMED = 64
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -89,8 +86,7 @@ class CourierClient:
           load_balancing_policy: Accepted for compatibility with upstream; a node has one server.
           propagate_deadline: Accepted for compatibility with upstream; a call has its client's
             deadline.
-          retry_secs: How long a call waits for a server that went away, in seconds. A server
-            forgets after an hour which calls it has run.
+          retry_secs: How long a call waits for a server that went away, in seconds.
         """
         del load_balancing_policy, propagate_deadline
         self._init_args = (server_address, compress, call_timeout, wait_for_ready, chunk_tensors)
@@ -301,7 +297,6 @@ class _Connection:
         self._lock = threading.Lock()
         self._client_id = secrets.token_bytes(16)
         self._numbers = itertools.count(1)
-        self._answered: collections.deque[int] = collections.deque(maxlen=1000)
         self._waiting: list[_Call] = []
         self._has_thread = False
 
@@ -338,9 +333,7 @@ class _Connection:
         if stub is not None:
             try:
                 metadata = self._metadata(call.number)
-                answer = stub.call(request, timeout=self.timeout, metadata=metadata)
-                self._answered.append(call.number)
-                return answer
+                return stub.call(request, timeout=self.timeout, metadata=metadata)
             except (grpc.RpcError, ValueError) as error:
                 self._check_may_be_sent_again(call, error)
         # A stop raises SystemExit in this thread, wherever it is: it must hold no lock meanwhile,
@@ -389,7 +382,6 @@ class _Connection:
             return
         with self._as_client():  # This may be any thread: gRPC's, or that of the caller.
             if rpc.code() == grpc.StatusCode.OK:
-                self._answered.append(call.number)
                 call.settle(rpc.result())
                 return
             try:
@@ -400,11 +392,7 @@ class _Connection:
                 self._wait(call)
 
     def _metadata(self, number: int) -> tuple[tuple[str, bytes | str], ...]:
-        value = rpc_server.CALL.pack(self._client_id, number)
-        for _ in range(min(len(self._answered), _MAX_CONFIRMED)):
-            with contextlib.suppress(IndexError):  # Another thread confirms them.
-                value += rpc_server.CONFIRMED.pack(self._answered.popleft())
-        named = (rpc_server.CALL_KEY, value)
+        named = (rpc_server.CALL_KEY, rpc_server.CALL.pack(self._client_id, number))
         return (named, rpc_server.COMPRESS) if self._compress else (named,)
 
     def _remaining(self, call: _Call) -> float | None:
