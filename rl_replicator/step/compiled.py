@@ -115,11 +115,6 @@ class ReplicatedStep:
             self._check.count(num_steps)
         return results_lib.join(self._unflatten(flat))
 
-    @property
-    def template(self) -> Any:
-        """The nest that `step_fn` has returned while it was traced, on the first replica."""
-        return self._template
-
     def assigned_variables(self) -> list[tf.Variable]:
         """Returns the variables that the step assigns, in the order of their creation.
 
@@ -146,9 +141,6 @@ class ReplicatedStep:
 
         Returns:
           A future of the call's return value or exception.
-
-        Raises:
-          ConfigError: if called in a function that `Replicator.begin` runs.
         """
         return self._host.call_order.begin(self._call, self.cancel)
 
