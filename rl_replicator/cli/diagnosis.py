@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import psutil
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 
 from rl_replicator.cli import options
 
@@ -26,16 +25,6 @@ OK, NOTE, WRONG = "ok", "note", "WRONG"
 
 _DISTRIBUTION = "rl-replicator"
 _PYTHON = (3, 11)
-# Known reasons why a version other than the pinned one breaks: (package, versions, reason).
-_KNOWN_BREAKS = (
-    ("mujoco", ">=4", "dm-control 1.0.50 fails with it ('MjModel' has no 'flex_vertedge')"),
-    ("numpy", ">=2", "TensorFlow 2.15 was built for NumPy 1"),
-    ("protobuf", ">=5", "TensorFlow 2.15 fails to import with it"),
-    ("tensorflow", ">=2.16", "dm-reverb 0.14 was built for TensorFlow 2.15"),
-    ("tensorflow-probability", ">=0.24", "it needs a newer TensorFlow than 2.15"),
-    ("keras", ">=3", "TensorFlow 2.15 works with Keras 2"),
-    ("dm-acme", ">=0.3", "it brings dm-launchpad"),
-)
 _LITTLE_MEMORY, _LITTLE_DISK = 4e9, 5e9
 
 
@@ -97,7 +86,7 @@ def _installed(name: str) -> str | None:
 
 
 def _packages() -> Iterator[Finding]:
-    """Compares direct dependencies with their pins, and finds packages that break this one."""
+    """Compares direct dependencies with their pins, and finds a package that hides this one."""
     required = _requirements()
     if not required:
         yield Finding(
@@ -105,11 +94,6 @@ def _packages() -> Iterator[Finding]:
         )
     for requirement in required:
         yield _package(requirement)
-    declared = {requirement.name.lower() for requirement in required}
-    for name in {name for name, _, _ in _KNOWN_BREAKS} - declared:
-        version = _installed(name)
-        if version and (reasons := _breaks(name, version)):
-            yield Finding(WRONG, name, "; ".join([version, *reasons]), f"pip uninstall {name}")
     if (version := _installed("dm-launchpad")) is not None:
         yield Finding(
             WRONG,
@@ -142,17 +126,7 @@ def _package(requirement: Requirement) -> Finding:
         return Finding(WRONG, name, "not installed", install)
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(OK, name, version)
-    tested = f"{version}, tested with {requirement.specifier}"
-    return Finding(WRONG, name, "; ".join([tested, *_breaks(name, version)]), install)
-
-
-def _breaks(name: str, version: str) -> list[str]:
-    """Returns the known reasons why this version breaks."""
-    return [
-        reason
-        for known, versions, reason in _KNOWN_BREAKS
-        if known == name and SpecifierSet(versions).contains(version, prereleases=True)
-    ]
+    return Finding(WRONG, name, f"{version}, tested with {requirement.specifier}", install)
 
 
 def _machine() -> Iterator[Finding]:
