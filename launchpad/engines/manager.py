@@ -350,4 +350,4 @@ def _forget() -> None:
     _old_handlers.clear()  # `signals` restores them.
 
 
-signals.call_in_forks(_forget)
+os.register_at_fork(after_in_child=_forget)

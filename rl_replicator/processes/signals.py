@@ -27,8 +27,6 @@ SUPERVISED = "RL_REPLICATOR_SUPERVISED"
 
 # The signals handled here, with their handler in this process and in forks; the newest last.
 _taken: list[tuple[int, Handler, Any]] = []
-# Functions that forked processes call first.
-_in_forks: list[Callable[[], None]] = []
 
 
 def is_impatience(number: int) -> bool:
@@ -95,15 +93,6 @@ def override(number: int, handler: Handler) -> None:
     _set(number, handler, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
-def call_in_forks(function: Callable[[], None]) -> None:
-    """Registers a function to call in each fork of this process before any signal reaches the fork.
-
-    Args:
-      function: drops state that only this process has, for handlers that other code has kept.
-    """
-    _in_forks.append(function)
-
-
 def _set(number: int, handler: Handler, in_forks: Any) -> Any:
     # Recorded first, because another thread may fork at any time.
     _taken.append((number, handler, in_forks))
@@ -142,40 +131,9 @@ def handled(handler: Handler) -> Iterator[None]:
         give_back(handler, before)
 
 
-class _Fork(threading.local):
-    """A fork by this thread.
-
-    Attributes:
-      held: signals that are blocked during the fork.
-    """
-
-    held: frozenset[int] = frozenset()
-
-
-_fork = _Fork()
-
-
-def _hold() -> None:
-    """Blocks signals, because Python drops those that a fork receives before our hook runs."""
-    numbers = frozenset(number for number, _, _ in _taken)
-    if numbers:
-        numbers -= signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    _fork.held = numbers
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-
-
-def _let_go() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _fork.held)
-
-
 def _give_all_back() -> None:
-    for function in _in_forks:
-        function()
     while _taken:
         _restore(*_taken.pop())
 
 
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_give_all_back)
-# In the parent, `_let_go` is called twice, because an exception from a signal handler may prevent
-# one call. In the child, blocked signals go to the handlers that were restored before.
-os.register_at_fork(after_in_parent=_let_go, after_in_child=_let_go)
+os.register_at_fork(after_in_child=_give_all_back)
