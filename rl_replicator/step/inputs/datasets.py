@@ -233,16 +233,13 @@ class PaddedInputs(DatasetInputs):
           devices: see `DatasetInputs`.
 
         Raises:
-          ConfigError: if the elements are not batches of dense tensors of known shapes and one
-            length, or are larger than a padded batch.
+          ConfigError: if the elements are not batches of dense tensors of known shapes, or are
+            larger than a padded batch.
         """
         size = per_replica_batch_size
         specs = tf.nest.map_structure(lambda s: padded_spec(s, size), sources[0].element_spec)
-        lengths = {s.shape[0] for s in tf.nest.flatten(sources[0].element_spec)}
-        if len(lengths - {None}) > 1:
-            raise _unequal()
         spec = (specs, tf.TensorSpec([size], tf.float32))
-        self._known_errors = (_too_large("more", size), _unequal())
+        self._too_large = _too_large("more", size)
         padding = [tf.zeros(s.shape, s.dtype) for s in tf.nest.flatten(spec)]
         endless = tf.data.Dataset.from_tensors((False, *padding)).repeat()
         padded = [
@@ -265,7 +262,7 @@ class PaddedInputs(DatasetInputs):
     def _own_error(self) -> Exception | None:
         error = super()._own_error()
         # TensorFlow adds text around the message.
-        return next((known for known in self._known_errors if str(known) in str(error)), error)
+        return self._too_large if str(self._too_large) in str(error) else error
 
 
 def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
@@ -286,11 +283,10 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
     flat = tf.nest.flatten(element)
     size = tf.shape(flat[0])[0]
     missing = batch_size - size
-    checks = [tf.debugging.assert_equal(tf.shape(x)[0], size, str(_unequal())) for x in flat[1:]]
-    checks.append(tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size))))
-    # Without this dependency, the checks and the padding race, and the padding may fail first, with
+    check = tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size)))
+    # Without this dependency, the check and the padding race, and the padding may fail first, with
     # another error.
-    with tf.control_dependencies([check for check in checks if check is not None]):
+    with tf.control_dependencies([check]):
         missing = tf.identity(missing)
     flat.append(tf.ones([size]))
     return [
@@ -326,11 +322,4 @@ def _too_large(found: Any, batch_size: int) -> errors.ConfigError:
     return errors.ConfigError(
         f"expected batches of at most {batch_size} examples to pad, got {found}; batch the data "
         "with context.per_replica_batch_size(global_batch_size)"
-    )
-
-
-def _unequal() -> errors.ConfigError:
-    return errors.ConfigError(
-        "expected tensors of one length in a batch to pad, got different ones; give each tensor an "
-        "entry for each example"
     )

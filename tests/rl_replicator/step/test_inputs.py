@@ -130,13 +130,6 @@ def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_ca
         inputs.restart()
 
 
-def generated(*sizes):
-    """Data of one batch, whose sizes TensorFlow knows only if they are given."""
-    signature = tuple(tf.TensorSpec([size]) for size in sizes)
-    batch = (tf.ones([3]), tf.ones([2]))
-    return tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=signature)
-
-
 @pytest.mark.parametrize(
     ("input_fn", "options", "message"),
     [
@@ -152,8 +145,6 @@ def generated(*sizes):
             {"pad_to": 2},
             r"^expected batches of at most 2 .*, got more; .*\)$",
         ),
-        (lambda _: generated(None, None), {"pad_to": 4}, "^expected tensors of one length"),
-        (lambda _: generated(3, 2), {"pad_to": 4}, "^expected tensors of one length"),
         (
             lambda context: tf.data.Dataset.from_tensors(np.zeros(context.input_pipeline_id)),
             {"per_replica": True},
