@@ -40,8 +40,6 @@ _STATELESS = (
 )
 # Saving takes at most this share of the time.
 _SAVING_SHARE = 0.05
-# Seconds between two questions of a job's processes whether to save.
-_SECONDS_BETWEEN_QUESTIONS = 1.0
 # The functions that return the data of an evaluation, for errors.
 _DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
 
@@ -146,7 +144,8 @@ class Training:
         self._started = time.monotonic() - self._progress["seconds"]
         is_profiled = options.profile_steps and replicator.is_chief
         self._profiler = StepProfiler(options.profile_steps if is_profiled else None, run.path)
-        self._clock = _CheckpointClock(replicator, options.checkpoint_seconds)
+        self._checkpoint_seconds = options.checkpoint_seconds
+        self._saved_at, self._saving_seconds = time.monotonic(), 0.0
         self._last_tick = 0.0
 
     def _check_start(self) -> None:
@@ -271,8 +270,13 @@ class Training:
             self._profiler.reach(self.step)
             if not self._checkpointer.is_saving:
                 self._checkpointer.wait()  # Raises the error of a save that failed.
-            if self._clock.is_due():
+            if self._is_save_due():
                 end = next_batch
+
+    def _is_save_due(self) -> bool:
+        """Returns whether the clock asks for a checkpoint; other processes than the chief go on."""
+        pause = max(self._checkpoint_seconds, self._saving_seconds / _SAVING_SHARE)
+        return self._replicator.is_chief and time.monotonic() - self._saved_at > pause
 
     def _wait(self, call: PhaseCall) -> Any:
         while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
@@ -447,7 +451,8 @@ class Training:
         variables = self._capture()
         if self._replicator.is_chief:
             self._checkpointer.begin_save(self.step, self._parts(variables))
-        self._clock.note_save(time.monotonic() - start + self._checkpointer.write_seconds)
+        self._saved_at = time.monotonic()
+        self._saving_seconds = self._saved_at - start + self._checkpointer.write_seconds
 
     def _capture(self) -> VariableValues:
         """Copies all variables, to save them; raises `Diverged` if one is not finite."""
@@ -469,54 +474,6 @@ class Training:
         self._progress["batches_per_step"] = self._steps.batches_per_step
         self._progress["seconds"] = self.seconds
         self._progress["row"] = self._reports.state()
-
-
-class _CheckpointClock:
-    """Tells all processes of a job, after the same call, that a checkpoint is due.
-
-    The processes' clocks differ, so they must communicate, which waits for the slowest of them.
-    They do so about once per second, however short a call is.
-    """
-
-    def __init__(self, replicator: Replicator, pause: float):
-        """Starts the clock.
-
-        Args:
-          replicator: replicator of the processes that must agree.
-          pause: seconds between checkpoints; longer if saving takes more than 5 % of them.
-        """
-        self._replicator = replicator
-        self._pause = pause
-        self._saved_at = self._asked_at = time.monotonic()
-        self._saving_seconds = 0.0
-        self._calls_between_questions = 1
-        self._calls = 0
-
-    def is_due(self) -> bool:
-        """Returns whether to save now. All processes must call it after each of their calls."""
-        if self._replicator.num_processes == 1:
-            return self._is_due_here()
-        self._calls += 1
-        if self._calls < self._calls_between_questions:
-            return False
-        seconds = (time.monotonic() - self._asked_at) / self._calls
-        local = np.array([self._is_due_here(), seconds])
-        is_due, slowest = self._replicator.reduce("max", local)
-        # At most doubled each time, because the first calls are slower than later ones.
-        self._calls_between_questions = max(
-            1, min(2 * self._calls, int(_SECONDS_BETWEEN_QUESTIONS / slowest))
-        )
-        self._calls, self._asked_at = 0, time.monotonic()
-        return bool(is_due)
-
-    def note_save(self, seconds: float) -> None:
-        """Restarts the clock after a checkpoint that took so many seconds to save."""
-        self._saved_at = time.monotonic()
-        self._saving_seconds = seconds
-
-    def _is_due_here(self) -> bool:
-        pause = max(self._pause, self._saving_seconds / _SAVING_SHARE)
-        return time.monotonic() - self._saved_at > pause
 
 
 def is_finished(run: RunDirectory, learner: Learner) -> bool:

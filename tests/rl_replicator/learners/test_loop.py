@@ -189,7 +189,7 @@ def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_p
 
 def test_checkpoints_by_the_clock(tmp_path):
     _, training = make(Regression, tmp_path, seconds=1e-6)
-    training._clock.note_save(0.0)
+    training._saved_at = time.monotonic()
     training.run()
     # Besides those after the three evaluations.
     assert int(Checkpointer(tmp_path / "checkpoints").latest().path.name[:6]) > 3
