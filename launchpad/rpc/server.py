@@ -35,10 +35,10 @@ CALL = struct.Struct("<16sQ")  # The client, and the number of its call.
 # Number of concurrent handlers, which may block, for example in a long poll.
 DEFAULT_THREAD_POOL_SIZE = 128
 
-# Larger answers are not kept: a thousand actors would mean a thousand copies of the weights.
-MAX_BYTES = 64 << 10
+# Larger answers are not kept, since a few of them would drop all others.
+MAX_BYTES = 8 << 20
 # Limit of all kept answers together; the oldest are dropped first.
-MAX_KEPT_BYTES = 32 << 20
+MAX_KEPT_BYTES = 64 << 20
 # Overhead of an answer besides its own bytes.
 _BYTES_BESIDE = 1024
 
