@@ -115,6 +115,11 @@ class ReplicatedStep:
             self._check.count(num_steps)
         return results_lib.join(self._unflatten(flat))
 
+    @property
+    def template(self) -> Any:
+        """The nest that `step_fn` has returned while it was traced, on the first replica."""
+        return self._template
+
     def assigned_variables(self) -> list[tf.Variable]:
         """Returns the variables that the step assigns, in the order of their creation.
 
