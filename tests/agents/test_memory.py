@@ -36,7 +36,7 @@ L = BURN_IN + STEPS + N_STEP
 MEMORY = MemoryConfig("lstm", UNITS, STEPS, 1, BURN_IN)
 # Valid steps of each window: a whole one, the start of an episode, and two of which one ends.
 VALID = np.array(
-    [[1] * L, [0] * 2 + [1] * 5, [1] * 4 + [0] * 3, [0] * 2 + [1] * 3 + [0] * 2], np.float32
+    [[1] * L, [0] * 2 + [1] * 5, [1] * 3 + [0] * 4, [0] * 2 + [1] * 3 + [0] * 2], np.float32
 )
 
 
@@ -345,7 +345,7 @@ def test_what_is_not_valid_trains_nothing():
     samples = make_windows(is_discrete=False)
     window, changed = samples.transition, samples.transition.observation.copy()
     changed[window.valid == 0] = 9.0
-    ends = [(2, 4), (3, 5)]  # The last observations of episodes, to bootstrap from.
+    ends = [(2, 3), (3, 5)]  # The last observations of episodes, to bootstrap from.
     for end in ends:
         changed[end] = window.observation[end]
     found = []
