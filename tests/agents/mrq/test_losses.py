@@ -6,6 +6,7 @@ import tensorflow as tf
 from scipy import stats
 
 from agents.mrq import losses
+from agents.mrq.actions import ContinuousVectors, OneHotVectors
 from agents.mrq.networks import LatentPrediction
 
 
@@ -72,3 +73,13 @@ def test_samples_have_the_probabilities_of_the_logits():
     np.testing.assert_allclose(soft[:5, :3], expected / expected.sum(-1, keepdims=True), rtol=1e-4)
     extreme = np.full((1, 4), 40.0, np.float32)
     assert np.isfinite(losses.gumbel_softmax(logits[None], extreme, 1.0)).all()
+
+
+def test_actions_with_noise_stay_legal():
+    smoothed = tf.constant([[1.4, -2.0, 0.5]])
+    np.testing.assert_array_equal(ContinuousVectors().nearest(smoothed, None), [[1.0, -1.0, 0.5]])
+    vectors = OneHotVectors(3, temperature=10.0)
+    np.testing.assert_array_equal(vectors.nearest(smoothed, None), [[1, 0, 0]])
+    np.testing.assert_array_equal(
+        vectors.nearest(smoothed, tf.constant([[0.0, 1.0, 1.0]])), [[0, 0, 1]]
+    )
