@@ -270,6 +270,9 @@ class Replicator(abc.ABC):
 
         Returns:
           A future of the function's return value.
+
+        Raises:
+          ConfigError: if `begin` is called from the function of another such call.
         """
         return self._host.call_order.begin(function, cancel)
 

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import logging
 import queue
 import threading
 import weakref
@@ -9,10 +10,16 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
+from rl_replicator import errors
+
 # One running call and one that is ready to run: more would only delay the outputs.
 _CAPACITY = 2
 # Long enough for a step to notice its cancellation, or to finish.
 _EXIT_SECONDS = 10.0
+# A longer wait for another thread's step is logged.
+_NOTICE_SECONDS = 30.0
+
+_LOG = logging.getLogger(__name__)
 
 
 class CallOrder:
@@ -28,12 +35,16 @@ class CallOrder:
         self._background: _Background | None = None
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits for all earlier calls, and makes later ones wait. Re-entrant."""
+    def turn(self, waiting: str = "") -> Iterator[None]:
+        """Waits for all earlier calls, and makes later ones wait. Re-entrant.
+
+        Args:
+          waiting: text to log after a long wait.
+        """
         if self._owner == threading.get_ident():
             yield
             return
-        with self._turn_of(self._draw()):
+        with self._turn_of(self._draw(), waiting):
             yield
 
     @contextlib.contextmanager
@@ -58,9 +69,17 @@ class CallOrder:
           cancel: makes `function` end early; called if the program exits while it runs.
 
         Returns:
-          A future of the result or exception of `function`. Inside `function`, a wait for that of
-          another call would never end: call the step itself there.
+          A future of the result or exception of `function`.
+
+        Raises:
+          ConfigError: if called inside the `function` of another such call, where a wait for the
+            future would never end.
         """
+        if self._background is not None and self._background.is_in_function():
+            raise errors.ConfigError(
+                "expected direct calls of steps in a function of begin, got another begin, which "
+                "would wait for that function to end; call the step itself"
+            )
         with self._changed:
             if self._background is None:
                 self._background = _Background()
@@ -78,12 +97,14 @@ class CallOrder:
         return ticket
 
     @contextlib.contextmanager
-    def _turn_of(self, ticket: object) -> Iterator[None]:
+    def _turn_of(self, ticket: object, waiting: str = "") -> Iterator[None]:
         def is_next() -> bool:
             return self._tickets[0] is ticket
 
         try:
             with self._changed:
+                if waiting and not self._changed.wait_for(is_next, _NOTICE_SECONDS):
+                    _LOG.warning("%s", waiting)
                 self._changed.wait_for(is_next)
                 self._owner = threading.get_ident()
             yield
@@ -106,9 +127,14 @@ class _Background:
         self.free = threading.Semaphore(_CAPACITY)
         self._tasks: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self._is_stopped = False
+        self._is_calling = False
         self._cancel: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._work, name="replicated-step", daemon=True)
         self._thread.start()
+
+    def is_in_function(self) -> bool:
+        """Whether the caller is a call's function; callbacks of its future do not count."""
+        return self._is_calling and threading.current_thread() is self._thread
 
     def submit(
         self,
@@ -154,10 +180,13 @@ class _Background:
             if self._is_stopped:
                 future.cancel()
             if future.set_running_or_notify_cancel():
+                self._is_calling = True
                 try:
                     result = function()
                 except BaseException as error:
+                    self._is_calling = False
                     future.set_exception(error)
                 else:
+                    self._is_calling = False
                     future.set_result(result)
         self._cancel = None

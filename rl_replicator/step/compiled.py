@@ -146,6 +146,9 @@ class ReplicatedStep:
 
         Returns:
           A future of the call's return value or exception.
+
+        Raises:
+          ConfigError: if called in a function that `Replicator.begin` runs.
         """
         return self._host.call_order.begin(self._call, self.cancel)
 

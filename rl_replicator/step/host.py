@@ -11,6 +11,11 @@ from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.step import call_order, variable_registry
 
+_WAITING = (
+    "a checkpoint waits for a step that another thread takes on its variables; if that step waits "
+    "for data, cancel() it, or save and restore in the thread that takes the steps"
+)
+
 
 class Host(abc.ABC):
     """The place where steps run: replicas, devices and other processes.
@@ -120,8 +125,11 @@ class Host(abc.ABC):
         Args:
           variables: if any of them was created in `scope`, other threads take no steps, either.
         """
-        is_own = self.registry.has_any(variables)
-        with self.call_order.turn() if is_own else self.call_order.paused():
+        if self.registry.has_any(variables):
+            pause = self.call_order.turn(_WAITING)
+        else:
+            pause = self.call_order.paused()
+        with pause:
             yield
 
     def synchronize(self) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import parts
 from rl_replicator.checkpoints.parts import VariableValues
+from rl_replicator.step import call_order
 from tests.suite import forked
 
 
@@ -96,7 +97,9 @@ def make_slow_step(replicator):
 
 
 @pytest.mark.parametrize(("method", "in_background"), [("save", True), ("begin_save", False)])
-def test_a_checkpoint_holds_whole_calls(tmp_path, method, in_background):
+def test_a_checkpoint_holds_whole_calls(tmp_path, monkeypatch, caplog, method, in_background):
+    """It waits for them, and says so if that takes long."""
+    monkeypatch.setattr(call_order, "_NOTICE_SECONDS", 0.1)
     step, part, entered, release = make_slow_step(rr.make("single_device"))
     call = step.begin if in_background else threading.Thread(target=step).start
     call()
@@ -106,6 +109,7 @@ def test_a_checkpoint_holds_whole_calls(tmp_path, method, in_background):
     getattr(checkpointer, method)(1, {"variables": part})
     info = checkpointer.wait() or checkpointer.latest()
     assert VariableValues.read(info.path / "variables") == {"first": 1, "second": 1}
+    assert caplog.text.count("a checkpoint waits for a step that another thread takes") == 1
 
 
 def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):
@@ -147,6 +151,10 @@ def test_a_function_in_the_background_calls_steps_directly():
     inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
     step = replicator.replicate(lambda x: x, inputs)
     assert int(replicator.begin(step, step.cancel).result(60)) == 1
+    # Waiting for a call that begins only after this function has ended would never return.
+    with pytest.raises(rr.ConfigError, match="call the step itself"):
+        replicator.begin(lambda: step.begin().result(60), step.cancel).result(90)
+    assert int(step.begin().result(60)) == 1
     # A callback of a call may begin the next one: the first call is over by then.
     ended = threading.Event()
     step.begin().add_done_callback(lambda _: step.begin().add_done_callback(lambda _: ended.set()))
