@@ -56,9 +56,9 @@ class CourierClient:
     raised here with the server's traceback as its cause; it is a `StatusNotOk`, too.
 
     A call whose connection breaks is sent again for `retry_secs`, to the server's current address.
-    A server that is still running runs it only once; a restarted server may run it a second time,
-    if its predecessor died after running it. With `retry_secs=0`, nothing is sent twice: such a
-    call raises CourierUnavailableError.
+    A server that is still running runs it only once, if its result has at most 8 MiB; a restarted
+    server may run it a second time, if its predecessor died after running it. With `retry_secs=0`,
+    nothing is sent twice: such a call raises CourierUnavailableError.
 
     Clients are thread-safe and can be pickled; an unpickled client opens its own connection.
     """
