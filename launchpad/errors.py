@@ -11,7 +11,7 @@ import traceback
 import types
 from typing import Any
 
-import cloudpickle
+from launchpad import pickling
 
 
 class LaunchpadError(RuntimeError):
@@ -163,7 +163,7 @@ def _dumps(error: BaseException) -> bytes:
     """
     messages = _messages(error)
     with contextlib.suppress(Exception):  # Those with their own __init__ often do not load.
-        pickled = cloudpickle.dumps(error)
+        pickled = pickling.dumps(error)
         if _messages(pickle.loads(pickled)) == messages:
             return pickled
     # Its __init__ takes other arguments, or builds the message from one.
@@ -172,12 +172,12 @@ def _dumps(error: BaseException) -> bytes:
         _Pickler(file).dump(error)
         if _messages(pickle.loads(file.getvalue())) == messages:
             return file.getvalue()
-    pickled = cloudpickle.dumps(error)  # An exception without messages is better than none.
+    pickled = pickling.dumps(error)  # An exception without messages is better than none.
     pickle.loads(pickled)
     return pickled
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(pickling.Pickler):
     """Makes exceptions load through the `__init__` of their built-in base, not their own."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -190,9 +190,6 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
     Args:
       paths: directories of runs, or of suites, which stand for all their runs.
       figure: the figure of the evaluations to draw; None for the scores of the runs.
-
-    Raises:
-      UsageError: if runs that differ only in their seed have no step in common.
     """
 
     def drawable(path: Path) -> tuple[ReportedRun, EvaluatedRun]:
@@ -212,6 +209,8 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
     found = [pair for pair in found if pair[0].path not in left_out]
     drawn = [pair for pair in drawn if pair[0].path not in left_out]
     curves = evaluations.merged([one for _, one in drawn])
+    apart = [one for curve in curves for one in curve.left_out]
+    left_out |= {run.path: one.why_apart for run, one in drawn if one in apart}
     configs = evaluations.configs(curves)
     own_places = {evaluations.key_of(one.identity): place for place, one in enumerate(configs)}
     keys = [evaluations.key_of(evaluations.without_task(run.settings)) for run, _ in found]

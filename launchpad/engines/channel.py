@@ -7,12 +7,12 @@ that is only suspended, such as a launcher after Ctrl-Z, receives all messages w
 from __future__ import annotations
 
 import contextlib
-import os
+import pickle
 import queue
 import socket
+import struct
 import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 from launchpad import errors
@@ -20,6 +20,8 @@ from launchpad import runtime as lp_runtime
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import output
+
+_SIZE = struct.Struct("<I")
 
 # How long to wait for the last messages of a process that has ended and for the end of its channel,
 # in seconds. Both are there immediately, unless its machine was lost or an orphan has inherited the
@@ -36,36 +38,51 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         """Takes over a connected socket."""
-        self._socket = connection
-        self._pipe = Connection(os.dup(connection.fileno()))
+        self._connection = connection
         self._lock = threading.Lock()
+        self._unsent = bytearray()  # Left by a thread that was interrupted while it sent.
 
     def send(self, *message: Any) -> bool:
         """Sends `message`, waiting while the peer does not read; returns False if it is gone."""
+        data = pickle.dumps(message)
         with self._lock:
+            self._unsent += _SIZE.pack(len(data)) + data
             try:
-                self._pipe.send(message)
+                while self._unsent:
+                    del self._unsent[: self._connection.send(self._unsent)]
             except OSError:
+                self._unsent.clear()
                 return False
         return True
 
     def receive(self) -> tuple[Any, ...] | None:
         """Returns the next message, waiting for it; None once the peer is gone."""
-        try:
-            return self._pipe.recv()
-        except (OSError, EOFError):
-            return None
+        header = self._read(_SIZE.size)
+        data = self._read(_SIZE.unpack(header)[0]) if header else None
+        return pickle.loads(data) if data else None
 
     def end_input(self) -> None:
         """Lets `receive` return what has arrived, and None afterwards, as if the peer were gone."""
         with contextlib.suppress(OSError):  # It is closed, or the peer is gone.
-            self._socket.shutdown(socket.SHUT_RD)
+            self._connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Closes this end, also for threads that wait; the peer receives None."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                chunk = self._connection.recv(size - len(data))
+            except OSError:
+                return None
+            if not chunk:
+                return None
+            data += chunk
+        return bytes(data)
 
 
 class RemoteWorker(lp_member.Worker):

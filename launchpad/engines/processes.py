@@ -24,8 +24,8 @@ from rl_replicator.processes import guard, output, process_group
 logger = logging.getLogger("launchpad")
 
 # How long to wait for the remaining output of a process that has ended, in seconds. It takes less
-# than a second, unless an orphan keeps the pipe, or the output of this process is not read.
-_OUTPUT_SECS = 5.0
+# than a second, unless this process gets no CPU time, or its own output is not read.
+_OUTPUT_SECS = 30.0
 
 
 class ProcessEngine:

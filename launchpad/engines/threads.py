@@ -78,7 +78,9 @@ class ThreadWorker(lp_member.Worker):
     def kill(self) -> None:
         """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
-        self._thread.interrupt()
+        # In another thread: it waits while the node acquires a condition, possibly forever.
+        interrupt = self._thread.interrupt
+        threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
 
     def _give_up(self, error: Exception, stuck_secs: float) -> None:
         """Ends the program: a thread whose code does not return cannot be replaced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import datetime
@@ -35,6 +36,8 @@ _ATTEMPT_SECS = 0.2
 _CONNECT_SECS = 5.0
 # Pause after an attempt that found no server, in seconds.
 _PAUSE_SECS = 0.1
+# A request confirms at most this many answers, so that its metadata stays small.
+_MAX_CONFIRMED = 64
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -56,9 +59,9 @@ class CourierClient:
     raised here with the server's traceback as its cause; it is a `StatusNotOk`, too.
 
     A call whose connection breaks is sent again for `retry_secs`, to the server's current address.
-    A server that is still running runs it only once, if its result has at most 8 MiB; a restarted
-    server may run it a second time, if its predecessor died after running it. With `retry_secs=0`,
-    nothing is sent twice: such a call raises CourierUnavailableError.
+    A server that is still running runs it only once; a restarted server may run it a second time,
+    if its predecessor died after running it. With `retry_secs=0`, nothing is sent twice: such a
+    call raises CourierUnavailableError.
 
     Clients are thread-safe and can be pickled; an unpickled client opens its own connection.
     """
@@ -86,7 +89,8 @@ class CourierClient:
           load_balancing_policy: Accepted for compatibility with upstream; a node has one server.
           propagate_deadline: Accepted for compatibility with upstream; a call has its client's
             deadline.
-          retry_secs: How long a call waits for a server that went away, in seconds.
+          retry_secs: How long a call waits for a server that went away, in seconds. A server
+            forgets after an hour which calls it has run.
         """
         del load_balancing_policy, propagate_deadline
         self._init_args = (server_address, compress, call_timeout, wait_for_ready, chunk_tensors)
@@ -297,6 +301,7 @@ class _Connection:
         self._lock = threading.Lock()
         self._client_id = secrets.token_bytes(16)
         self._numbers = itertools.count(1)
+        self._answered: collections.deque[int] = collections.deque(maxlen=1000)
         self._waiting: list[_Call] = []
         self._has_thread = False
 
@@ -333,7 +338,9 @@ class _Connection:
         if stub is not None:
             try:
                 metadata = self._metadata(call.number)
-                return stub.call(request, timeout=self.timeout, metadata=metadata)
+                answer = stub.call(request, timeout=self.timeout, metadata=metadata)
+                self._answered.append(call.number)
+                return answer
             except (grpc.RpcError, ValueError) as error:
                 self._check_may_be_sent_again(call, error)
         # A stop raises SystemExit in this thread, wherever it is: it must hold no lock meanwhile,
@@ -382,6 +389,7 @@ class _Connection:
             return
         with self._as_client():  # This may be any thread: gRPC's, or that of the caller.
             if rpc.code() == grpc.StatusCode.OK:
+                self._answered.append(call.number)
                 call.settle(rpc.result())
                 return
             try:
@@ -392,7 +400,11 @@ class _Connection:
                 self._wait(call)
 
     def _metadata(self, number: int) -> tuple[tuple[str, bytes | str], ...]:
-        named = (rpc_server.CALL_KEY, rpc_server.CALL.pack(self._client_id, number))
+        value = rpc_server.CALL.pack(self._client_id, number)
+        for _ in range(min(len(self._answered), _MAX_CONFIRMED)):
+            with contextlib.suppress(IndexError):  # Another thread confirms them.
+                value += rpc_server.CONFIRMED.pack(self._answered.popleft())
+        named = (rpc_server.CALL_KEY, value)
         return (named, rpc_server.COMPRESS) if self._compress else (named,)
 
     def _remaining(self, call: _Call) -> float | None:

@@ -8,6 +8,7 @@ import logging
 import queue
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from typing import Any
@@ -27,16 +28,19 @@ COMPRESSION = grpc.Compression.Gzip
 # In the metadata of a request whose answer is to be compressed: gRPC does not tell a handler
 # whether its request was.
 COMPRESS = ("launchpad-compress", "1")
-# In the metadata of each request: which call it is, however often it is sent. gRPC demands the
-# ending for binary values.
+# In the metadata of each request: which call it is, however often it is sent, and which calls of
+# the same client have their answers. gRPC demands the ending for binary values.
 CALL_KEY = "launchpad-call-bin"
-CALL = struct.Struct("<16sQ")  # The client, and the number of its call.
+CALL = struct.Struct("<16sQ")  # The client, and the number of its call; confirmed numbers follow.
+CONFIRMED = struct.Struct("<Q")
 
 # Number of concurrent handlers, which may block, for example in a long poll.
 DEFAULT_THREAD_POOL_SIZE = 128
 
-# Larger answers are not kept, since a few of them would drop all others.
-MAX_BYTES = 8 << 20
+# A client that lost its connection has this long to send a call again.
+KEEP_SECS = 3600.0
+# Larger answers are not kept: a thousand actors would mean a thousand copies of the weights.
+MAX_BYTES = 1 << 20
 # Limit of all kept answers together; the oldest are dropped first.
 MAX_KEPT_BYTES = 64 << 20
 # Overhead of an answer besides its own bytes.
@@ -208,28 +212,34 @@ class _Answers:
     """Runs every call once, however often it arrives while its client waits.
 
     A client repeats a call whose connection broke. The repetition waits for the first run, or gets
-    its answer. The newest answers are kept, up to `MAX_KEPT_BYTES`.
+    its answer. An answer is dropped when the client confirms it with a later call, and after an
+    hour.
 
     Calls with answers over `MAX_BYTES` run again when they are repeated after they have ended: a
-    method with a large result should only read.
+    method with a large result should only read. So do calls whose answers were dropped because
+    newer ones take `MAX_KEPT_BYTES`.
     """
 
     def __init__(self) -> None:
         self._calls: dict[bytes, futures.Future[bytes]] = {}
-        self._kept: dict[bytes, int] = {}  # Size of the answers that are kept, the oldest first.
-        self._lock = threading.Lock()
+        # Time and size of the answers that are kept, the oldest first.
+        self._kept: dict[bytes, tuple[float, int]] = {}
         self._kept_bytes = 0
+        self._lock = threading.Lock()
 
-    def get(self, call: bytes, run: Callable[[], bytes]) -> bytes:
+    def get(self, value: bytes, run: Callable[[], bytes]) -> bytes:
         """Returns the answer of a call; runs it if it is new.
 
         Args:
-          call: which call it is; see `CALL_KEY`.
+          value: Which call it is, and which calls of its client are answered; see `CALL_KEY`.
           run: Computes the encoded answer; never raises.
         """
-        if len(call) != CALL.size:
+        if len(value) < CALL.size:
             return run()
+        call, client = value[: CALL.size], value[: CALL.size - CONFIRMED.size]
         with self._lock:
+            for start in range(CALL.size, len(value), CONFIRMED.size):
+                self._drop(client + value[start : start + CONFIRMED.size])
             answer = self._calls.get(call)
             is_new = answer is None
             if answer is None:
@@ -241,15 +251,20 @@ class _Answers:
         return answer.result()
 
     def _keep(self, call: bytes, size: int) -> None:
-        if size > MAX_BYTES:
-            del self._calls[call]
-            return
-        self._kept[call] = size + _BYTES_BESIDE
+        now = time.monotonic()
+        self._kept[call] = (now, size + _BYTES_BESIDE)
         self._kept_bytes += size + _BYTES_BESIDE
-        while self._kept_bytes > MAX_KEPT_BYTES:
-            oldest = next(iter(self._kept))
-            del self._calls[oldest]
-            self._kept_bytes -= self._kept.pop(oldest)
+        if size > MAX_BYTES:
+            self._drop(call)
+        while self._kept:
+            oldest, (kept_at, _) = next(iter(self._kept.items()))
+            if self._kept_bytes <= MAX_KEPT_BYTES and now - kept_at <= KEEP_SECS:
+                return
+            self._drop(oldest)
+
+    def _drop(self, call: bytes) -> None:
+        self._calls.pop(call, None)
+        self._kept_bytes -= self._kept.pop(call, (0.0, 0))[1]
 
 
 class _DaemonExecutor(futures.Executor):

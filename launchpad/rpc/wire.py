@@ -18,7 +18,7 @@ import pickle
 import struct
 from typing import Any
 
-import cloudpickle
+from launchpad import pickling
 
 # Smaller arrays, in bytes, are sent inside the pickle: a buffer of their own costs more.
 _LARGE_BUFFER_BYTES = 16 * 1024
@@ -74,7 +74,7 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError):
         pass  # A lambda or a local class.
     buffers.clear()
-    return cloudpickle.dumps(value, protocol=5, buffer_callback=keep_inside)
+    return pickling.dumps(value, keep_inside)
 
 
 def method_of(message: bytes) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -147,7 +147,6 @@ class Training:
         self._checkpoint_seconds = options.checkpoint_seconds
         self._saved_at, self._saving_seconds = time.monotonic(), 0.0
         self._last_tick = 0.0
-        self._received: list[int] = []  # Signals that request a stop.
 
     def _check_start(self) -> None:
         """Raises `ConfigError` unless all processes of a job have restored the same checkpoint."""
@@ -206,7 +205,7 @@ class Training:
             contextlib.closing(self._profiler),
             self._best,
             self._checkpointer,
-            signals.handled(self._on_signal),
+            _signals(self._cancel) as received,
         ):
             if self._replicator.is_chief and self._evaluation is not None:
                 self._score_to_reach = _score_of_best(self._best, self._evaluation)
@@ -224,7 +223,7 @@ class Training:
             except errors.StepCancelled:
                 self._batches = self._within(self._steps.batches)
                 self._save()
-                return self._received[0] if self._received else signal.SIGTERM
+                return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
                 self._batches = self._steps.batches
                 remedy = "repeat() it in input_fn"
@@ -312,12 +311,8 @@ class Training:
         """
         return min(batches, self._learner.num_steps * self._steps.batches_per_step)
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        """Stops training and evaluation as soon as possible; a second signal, without saving."""
-        if not signals.note(number, self._received):
-            return
-        if len(self._received) > 1:
-            raise KeyboardInterrupt
+    def _cancel(self) -> None:
+        """Stops training and evaluation as soon as possible; called by a signal handler."""
         self._steps.cancel()
         for compute in (self._compute_reference, self._compute_sums):
             if compute is not None:
@@ -577,3 +572,30 @@ def _score_of_best(best: Checkpointer, evaluation: Evaluation) -> float | None:
         return None
     is_known = evaluation.best.removeprefix("-") in figures
     return _score(evaluation, figures) if is_known else None
+
+
+@contextlib.contextmanager
+def _signals(cancel: Any) -> Iterator[list[int]]:
+    """Calls `cancel` at the first signal that requests a stop.
+
+    A second one has its usual effect if it is impatient; see `signals.is_impatience`.
+
+    Yields:
+      A list that holds the signal's number as soon as one was received.
+    """
+    received: list[int] = []
+    before: dict[int, Any] = {}
+
+    def handle(number: int, frame: Any) -> None:
+        del frame
+        if signals.note(number, received):
+            urgent = [other for other in before if signals.is_impatience(other)]
+            usual = {other: before.pop(other) for other in urgent}
+            signals.give_back(handle, usual)
+            cancel()
+
+    before.update(signals.take(handle))
+    try:
+        yield received
+    finally:
+        signals.give_back(handle, before)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
@@ -15,6 +16,8 @@ Writer = Callable[[str, str], None]
 
 # Longer lines are split.
 _LINE_BYTES = 1 << 20
+# A pipe holds no more than this, unless root has changed the limit.
+_PIPE_BYTES = 1 << 20
 
 _lock = threading.Lock()
 
@@ -52,34 +55,82 @@ class LineCopier:
           write: called with one line at a time.
           streams: pipes from the process by their target, "stdout" or "stderr".
         """
-        self._threads = [
-            threading.Thread(target=_copy, args=(write, *one), name="copy", daemon=True)
-            for one in streams.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._copies = [_Copy(write, target, stream) for target, stream in streams.items()]
 
     def drain(self, timeout: float) -> None:
         """Waits until all output of a process that has ended is copied.
 
+        An orphan that inherited the pipes may keep them open; this does not wait for its output.
+
         Args:
-          timeout: seconds to wait: an orphan that inherited the pipes may keep them open.
+          timeout: seconds to wait for lines that are being written.
         """
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for one in self._copies:
+            one.drain(timeout)
 
 
-def _copy(write: Writer, target: str, stream: IO[bytes]) -> None:
-    with stream:
-        while line := stream.readline(_LINE_BYTES):
-            # Text after a "\r" overwrites the text before it.
-            states = line.removesuffix(b"\n").split(b"\r")
-            shown = next((state for state in reversed(states) if state.strip()), states[0])
-            # Copying continues after errors: if the reader of our output is gone, or a script's own
-            # stream fails, the process must not block on a full pipe.
-            with contextlib.suppress(Exception), _lock:
-                write(target, f"{shown.decode(errors='replace')}\n")
+class _Copy:
+    """Copies the lines of one pipe, in a thread of its own."""
+
+    def __init__(self, write: Writer, target: str, stream: IO[bytes]):
+        self._write, self._target, self._stream = write, target, stream
+        self._rest = bytearray()
+        # Held from each read until the lines are written.
+        self._busy = threading.Lock()
+        os.set_blocking(stream.fileno(), False)
+        threading.Thread(target=self._run, name=f"copy {target}", daemon=True).start()
+
+    def drain(self, timeout: float) -> None:
+        """Waits until what is in the pipe now is copied, at most `timeout` seconds."""
+        # In a thread, because our own output may block.
+        helper = threading.Thread(target=self._copy_rest, name="drain", daemon=True)
+        helper.start()
+        helper.join(timeout)
+
+    def _copy_rest(self) -> None:
+        with self._busy:
+            self._copy(_PIPE_BYTES)
+            self._copy(1)  # The end of the pipe, unless an orphan has it.
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._stream, select.POLLIN)
+        while not self._stream.closed:
+            poll.poll()
+            with self._busy:
+                self._copy(1 << 16)
+
+    def _copy(self, size: int) -> None:
+        """Copies up to `size` bytes, if there are any; the caller must hold the lock."""
+        if self._stream.closed:
+            return
+        try:
+            chunk = os.read(self._stream.fileno(), size)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._stream.close()
+            chunk = b"\n" if self._rest else b""  # The last line may lack a newline.
+        self._rest += chunk
+        if b"\n" in chunk:
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._write_line(_visible(line))
+        if len(self._rest) > _LINE_BYTES:
+            self._write_line(_visible(self._rest))
+            self._rest = bytearray()
+
+    def _write_line(self, line: bytearray) -> None:
+        # Copying continues after errors: if the reader of our output is gone, or a script's own
+        # stream fails, the process must not block on a full pipe.
+        with contextlib.suppress(Exception), _lock:
+            self._write(self._target, f"{line.decode(errors='replace')}\n")
+
+
+def _visible(line: bytearray) -> bytearray:
+    """Returns the visible text of a line: text after a "\\r" overwrites the text before it."""
+    states = line.split(b"\r")
+    return next((state for state in reversed(states) if state.strip()), states[0])
 
 
 def describe_end(code: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from rl_replicator.runs.plain_data import flat, to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 
 _Run = TypeVar("_Run")
+_LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
 # Options that may make a difference. All but the first are not in a run's identity, because a run
@@ -103,7 +105,7 @@ class Series:
     is_lowest_best: bool | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # Arrays cannot be compared by `in`.
 class EvaluatedRun:
     """A run with one figure of its evaluations.
 
@@ -116,6 +118,15 @@ class EvaluatedRun:
     settings: Mapping[str, Any]
     seed: Any
     series: Series
+
+    @property
+    def why_apart(self) -> str:
+        """Why it is left out, if it has no step in common with the runs of other seeds."""
+        first, last = self.series.steps[[0, -1]]
+        return (
+            f"seed {self.seed} has evaluations at {first:,.0f} to {last:,.0f} "
+            f"{self.series.x_label}, and none at steps of its other seeds"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +144,7 @@ class Curve:
       x_label: what the steps are.
       y_label: what the figure is.
       is_lowest_best: whether a lower figure is better according to the runs; None if unknown.
+      left_out: runs without a step in common with the others; no other attribute includes them.
     """
 
     settings: Mapping[str, Any]
@@ -144,6 +156,7 @@ class Curve:
     x_label: str
     y_label: str
     is_lowest_best: bool | None
+    left_out: Sequence[EvaluatedRun] = ()
 
     @property
     def counted(self) -> str:
@@ -334,12 +347,13 @@ def seed_of(config: Mapping[str, Any]) -> Any:
 def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups runs that share all settings but the seed.
 
+    A warning names each run that has no step in common with the others of its group.
+
     Args:
       runs: the runs from `read`.
 
     Raises:
-      UsageError: if the runs have different figures, or count different kinds of steps; or if
-        equal runs have no step in common.
+      UsageError: if the runs have different figures, or count different kinds of steps.
     """
     labels = {(run.series.x_label, run.series.y_label) for run in runs}
     if len(labels) > 1:
@@ -348,7 +362,10 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; choose a --figure that all "
             "have, or plot them separately"
         )
-    return merged(runs)
+    found = merged(runs)
+    for one in [one for curve in found for one in curve.left_out]:
+        _LOG.warning("left out: %s", one.why_apart)
+    return found
 
 
 def merged(runs: Sequence[EvaluatedRun]) -> list[Curve]:
@@ -358,10 +375,8 @@ def merged(runs: Sequence[EvaluatedRun]) -> list[Curve]:
       runs: runs with the same figure and kind of steps.
 
     Returns:
-      One curve for each set of settings, in the order of the runs.
-
-    Raises:
-      UsageError: if runs of equal settings have no step in common.
+      One curve for each set of settings, in the order of the runs. It includes the largest number
+      of runs that have a step in common.
     """
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in runs:
@@ -376,23 +391,19 @@ def key_of(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def _curve(members: Sequence[EvaluatedRun], is_lowest_best: bool | None) -> Curve:
+def _curve(everyone: Sequence[EvaluatedRun], is_lowest_best: bool | None) -> Curve:
+    members = _overlapping(everyone)
     runs = [one.series for one in members]
     steps = np.unique(np.concatenate([run.steps for run in runs]))
     first, end = max(run.steps[0] for run in runs), min(run.steps[-1] for run in runs)
     steps = steps[(first <= steps) & (steps <= end)]
-    if not len(steps):
-        raise UsageError(
-            "expected runs that differ only in their seed to have evaluations at common steps, but "
-            f"one begins at {first:,.0f} and another ends at {end:,.0f}; leave one of them out"
-        )
     seeds: dict[str, list[np.ndarray]] = {}
     for index, one in enumerate(members):
         seed = f"run {index}" if one.seed is None else repr(one.seed)
         values = np.interp(steps, one.series.steps, one.series.values)
         seeds.setdefault(seed, []).append(values)
     return Curve(
-        members[0].settings,
+        everyone[0].settings,
         len(runs),
         len(seeds),
         steps,
@@ -401,7 +412,14 @@ def _curve(members: Sequence[EvaluatedRun], is_lowest_best: bool | None) -> Curv
         runs[0].x_label,
         runs[0].y_label,
         is_lowest_best,
+        [one for one in everyone if one not in members],
     )
+
+
+def _overlapping(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
+    """Returns the largest group of runs with a step in common; of several, that of the latest."""
+    ends = sorted((one.series.steps[-1] for one in runs), reverse=True)
+    return max(([one for one in runs if reach(one.series.steps, end)] for end in ends), key=len)
 
 
 def reach(steps: np.ndarray, step: float) -> bool:

@@ -19,6 +19,8 @@ from launchpad.engines import manager as signal_handling
 class Note:
     """A class of the main script whose instances are sent from node to node."""
 
+    num_received = 0
+
     def __init__(self, text: str):
         self.text = text
 
@@ -34,11 +36,15 @@ class Writer:
         self._path = pathlib.Path(path)
 
     def write(self, note: Note) -> Note:
+        Note.num_received += 1
         if not note.text:
             raise NoteError("the note is empty")
         with self._path.open("a") as file:
             file.write(note.text + "\n")
         return note
+
+    def count(self) -> int:
+        return Note.num_received
 
 
 def work(writer, index: int, scenario: str) -> None:
@@ -51,6 +57,7 @@ def work(writer, index: int, scenario: str) -> None:
             writer.write(Note(""))
         except NoteError as error:
             writer.write(Note(f"caught: {error}"))
+        writer.write(Note(f"received: {writer.count()}"))
         return
     if scenario in ("fail", "fail-polled", "fail-first"):
         raise ValueError(f"worker {index} is broken")

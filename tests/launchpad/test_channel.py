@@ -56,6 +56,7 @@ def pair():
     launcher, node = socket.socketpair()
     for end in (launcher, node):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel uses its minimum.
+    node.settimeout(60)
     yield launcher, node
     launcher.close()
     node.close()

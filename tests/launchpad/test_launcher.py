@@ -89,6 +89,9 @@ def test_classes_of_the_main_script_are_the_same_in_all_processes(launch_script)
     status, output = launcher.finish(timeout=60)
     assert (status, output) == (0, "")
     assert launcher.lines().count("caught: the note is empty") == 2
+    # Previously, each call reset the class's counter.
+    counts = [line.split()[1] for line in launcher.lines() if line.startswith("received:")]
+    assert max(map(int, counts)) >= 6
 
 
 def test_a_script_that_fails_stops_its_program(launch_script):

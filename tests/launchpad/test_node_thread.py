@@ -19,22 +19,41 @@ def _node(execute, on_end):
 
 
 def test_a_node_is_interrupted_and_leaves_its_contexts():
-    is_there, left, ended = threading.Event(), [], []
+    condition, is_there, ended = threading.Condition(), threading.Event(), []
 
     def execute():
-        try:
+        with condition:
+            is_there.set()
             while True:
-                is_there.set()
-                time.sleep(0.001)
-        finally:
-            left.append(True)
+                condition.wait(0.01)
 
     node = _node(execute, ended.append)
     node.start()
     assert is_there.wait(60)
     node.interrupt()
     node.join(60)
-    assert isinstance(ended[0], SystemExit) and left
+    assert isinstance(ended[0], SystemExit)
+    assert condition.acquire(timeout=60), "an interrupted node has kept the lock"
+
+
+def test_a_node_that_starts_threads_is_interrupted_and_they_are_not():
+    """Until a new thread runs, CPython 3.11 gives it the identity of the thread that starts it."""
+    for _ in range(20):
+        ended, is_there = [], threading.Event()
+
+        def execute(is_there=is_there):
+            while True:
+                thread = threading.Thread(target=is_there.set)
+                thread.start()
+                thread.join()
+                time.sleep(0.001)  # Here it can be interrupted.
+
+        node = _node(execute, ended.append)
+        node.start()
+        assert is_there.wait(60)
+        node.interrupt()
+        node.join(20)
+        assert ended, "a node waits forever for a thread that got its interrupt"
 
 
 def test_a_node_that_has_ended_is_not_interrupted():

@@ -6,6 +6,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import enum
+import gc
 import os
 import pathlib
 import pickle
@@ -15,7 +17,9 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 
+import cloudpickle
 import grpc
 import numpy as np
 import psutil
@@ -111,6 +115,63 @@ def test_an_exception_keeps_type_message_and_attributes_whatever_its_init_takes(
         assert each.args[:1] == error.args[:1] and vars(each) == vars(error)
     assert isinstance(errors.as_status(error), errors.StatusNotOk)
     assert isinstance(errors.ExceptionRecord.of(_Mute()).rebuild(), _Mute)
+
+
+def _classes():
+    """Returns classes that cannot be imported and use one another, a lock and shared state."""
+    lock, state = threading.Lock(), {"touched": 0}
+
+    class Base:
+        total = 0
+
+        def copy(self):
+            return Item()
+
+        def touch(self):
+            with lock:
+                state["touched"] += 1
+                return state["touched"]
+
+    class Item(Base):
+        kind = enum.Enum("Kind", "SMALL LARGE")
+
+    class ItemError(Exception):
+        total = 0
+
+    return Base, Item, ItemError
+
+
+def test_a_call_does_not_reset_the_classes_that_it_carries():
+    """Previously, class attributes were reset to their values at the time of the call."""
+    base, item, error = _classes()
+    sent = wire.encode(b"", b"", (item(), item.kind.LARGE))
+    record = errors.ExceptionRecord.of(error("text"))
+    base.total = error.total = 5
+    received, kind = wire.decode(sent, 0)
+    assert type(received) is item and kind is item.kind.LARGE
+    assert type(record.rebuild()) is error
+    assert base.total == item.total == error.total == 5
+    # A lock does not pickle, and the methods must not see copies of their globals.
+    assert [received.touch(), item().touch(), received.copy().touch()] == [1, 2, 3]
+
+
+def test_a_class_that_the_receiver_does_not_have_is_made_once(monkeypatch):
+    base, item, _ = _classes()
+    needs_a_lock = wire.encode(b"", b"", item())
+    del base.touch
+    sent = wire.encode(b"", b"", [item(), item.kind.LARGE, base()])
+    here = weakref.WeakValueDictionary()
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", here)
+    with pytest.raises(TypeError, match=r"class .*Item of another process.*'_thread.lock' object"):
+        wire.decode(needs_a_lock, 0)
+    received, kind, plain = wire.decode(sent, 0)
+    made = type(received)
+    assert made is not item and made.__bases__ == (type(plain),) and type(received.copy()) is made
+    assert kind is made.kind.LARGE
+    type(plain).total = 7
+    del received, kind, plain
+    gc.collect()  # Nothing else refers to the class, which keeps its attributes.
+    assert type(wire.decode(sent, 0)[0]) is made and made.total == 7
 
 
 def test_a_deadline_ends_a_call(service):
@@ -326,9 +387,10 @@ def test_a_client_of_another_program_is_refused(runtime):
         server.stop()
 
 
-def _send(server, body, number=1, client=b"c" * 16):
+def _send(server, body, number=1, client=b"c" * 16, confirmed=()):
     """Sends a call as a client would, perhaps again; returns the value of its answer."""
     value = rpc_server.CALL.pack(client, number)
+    value += b"".join(rpc_server.CONFIRMED.pack(each) for each in confirmed)
     with contextlib.closing(tls.channel(server.address, _SECRET, "", [], None)) as channel:
         send = channel.unary_unary(rpc_server.CALL_PATH)
         metadata = ((rpc_server.CALL_KEY, value),)
@@ -358,15 +420,17 @@ def test_a_repeated_call_runs_once(monkeypatch):
         assert answers == [[7, 1]] * 4
         assert _send(server, body, number=2) == [7, 2] and _send(server, body) == [7, 1]
         assert _send(server, body, client=b"d" * 16) == [7, 3]
-        # The oldest answers are dropped if there are too many, and large ones at once.
+        # Answers that the client has are dropped; so are the oldest, if there are too many.
+        assert _send(server, body, number=3, confirmed=(1, 2)) == [7, 4]
+        assert _send(server, body) == [7, 5] and _send(server, body, client=b"d" * 16) == [7, 3]
         monkeypatch.setattr(rpc_server, "MAX_KEPT_BYTES", 10_000)
         for client in range(3):
             _send(server, large, client=b"%016d" % client)
-        assert _send(server, body, client=b"d" * 16) == [7, 7]
+        assert _send(server, body, client=b"d" * 16) == [7, 9]
         monkeypatch.setattr(rpc_server, "MAX_BYTES", 1000)
         for _ in range(2):
             _send(server, large, client=b"e" * 16)
-        assert len(runs) == 9
+        assert len(runs) == 11
     finally:
         server.stop()
 

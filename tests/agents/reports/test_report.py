@@ -198,10 +198,13 @@ def test_runs_of_learners(make_learner_run, is_highest_best, best, tile):
 def test_figures_are_compared_only_at_steps_of_both(make_run):
     runs = [
         make_run("one", {100: 1.0, 200: 9.0}, n_step=1),
+        make_run("late", {900: 9.0}, seed=2, n_step=1),
         make_run("again", {150: 2.0}, seed=3, n_step=1),
         make_run("other", {500: 5.0}, n_step=5),
     ]
-    document = _Document(page.render(reading.read(runs), 1e6))
+    found = reading.read(runs)
+    assert "none at steps of its other seeds" in found.left_out[runs[1]]
+    document = _Document(page.render(found, 1e6))
     assert "A − B 0 - - - no steps in common" in document.section("results")
 
 

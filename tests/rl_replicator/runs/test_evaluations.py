@@ -49,7 +49,7 @@ def compared(run_dirs):
     return configs, pairs, comparison.report(configs, pairs)
 
 
-def test_seeds_become_one_curve_and_a_step_evaluated_again_counts_once(make_run):
+def test_seeds_become_one_curve_and_a_step_evaluated_again_counts_once(make_run, caplog):
     one = make_run("a", [(0, 0), (100, 50), (200, 400), (100, 100)], env="a:b", seed=1)
     two = make_run("b", [(0, 10), (50, 60), (150, 260)], env="a:b", seed=2)
     (curve,) = curves(one, two)
@@ -61,8 +61,10 @@ def test_seeds_become_one_curve_and_a_step_evaluated_again_counts_once(make_run)
     (curve,) = curves(one, two, make_run("again", [(0, 20), (200, 420)], env="a:b", seed=1))
     assert (curve.seeds, curve.counted) == (2, "3 runs of 2 seeds")
     np.testing.assert_array_equal(curve.values[0], [10, 85, 160, 285])
-    with pytest.raises(UsageError, match="one begins at 9,000 and another ends at 150; leave one"):
-        curves(one, two, make_run("late", [(9000, 90)], env="a:b", seed=3))
+    # A seed without a step in common has no values at the steps of the others.
+    (curve,) = curves(one, two, make_run("late", [(9000, 90)], env="a:b", seed=3))
+    assert curve.counted == "2 seeds"
+    assert "left out: seed 3 has evaluations at 9,000 to 9,000 environment steps" in caplog.text
 
 
 def test_the_score_of_a_learner_comes_before_its_first_figure(make_run):
