@@ -404,25 +404,24 @@ def exchanges_leave_nothing_behind(replicator):
     assert len(ran) == 1, ran
 
 
-def training_rarely_waits_for_other_processes(replicator):
+def training_saves_by_the_clock_without_waiting_for_other_processes(replicator):
     learner = tiny_learners.Regression(replicator, tiny_learners.Config(steps=300, every=300))
     folder = pathlib.Path(sys.argv[1]).with_name("run")
     training = Training(
         replicator,
         learner,
         RunDirectory(folder),
-        RunOptions(steps_per_call=1, checkpoint_seconds=0.5),
+        RunOptions(steps_per_call=1, checkpoint_seconds=0.1),
     )
     exchange, exchanges = replicator._group.exchange, []
     replicator._group.exchange = lambda *args: exchanges.append(args) or exchange(*args)
-    before, begun = num_threads(), time.monotonic()
+    before = num_threads()
     assert training.run() is None
-    seconds = time.monotonic() - begun
     replicator._group.exchange = exchange
     assert num_threads() < before + 50, (before, num_threads())
-    # Until it has measured how long a call takes, it exchanges after 1, 2, 4, 8, ... calls.
-    assert len(exchanges) < 20 + 2 * seconds, (len(exchanges), seconds)
-    assert exchanges
+    assert not exchanges
+    if replicator.is_chief:
+        assert len(list(RunDirectory(folder).checkpoints.iterdir())) > 1
 
 
 def a_keras_learner_is_evaluated(replicator):

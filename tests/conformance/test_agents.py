@@ -36,7 +36,7 @@ from tests.environments.discrete_fakes import DiscreteTarget
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 ROOT = Path(__file__).parents[2]
-SIZE, BATCH, STEPS = 24, 16, 6
+SIZE, BATCH, STEPS = 24, 64, 6
 NUM_ROWS = 1000  # Transitions that an agent learns from.
 NUM_UNROLLED = 16_000  # Steps that an agent learns from that takes each once.
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
@@ -305,7 +305,7 @@ def trained(name):
     else:
         count = NUM_ROWS
         # Few large batches: the same number of samples takes a quarter of the time.
-        config = dataclasses.replace(config, global_batch_size=2 * BATCH, steps_per_call=10)
+        config = dataclasses.replace(config, global_batch_size=32, steps_per_call=10)
     if hasattr(config, "width"):
         config = dataclasses.replace(config, target_update_period=10)
     agent = command.make_agent(config, specs.make_environment_spec(environment))

@@ -47,7 +47,7 @@ BEHAVIOURS = {
         "different_variables_are_refused",
         "different_steps",
         "exchanges_leave_nothing_behind",
-        "training_rarely_waits_for_other_processes",
+        "training_saves_by_the_clock_without_waiting_for_other_processes",
         "a_keras_learner_is_evaluated",
         "a_frozen_worker",
     ),
