@@ -55,6 +55,9 @@ AGENTS = {
     "discrete": ("dqn", "impala", "mrq"),
 }
 
+# User-defined explorations share the dictionary.
+_STATE_KEY = "agents.off_policy_agent.state"
+
 
 class PolicyAgent(abc.ABC):
     """An agent that acts by a policy network: its networks, actors and evaluators.
@@ -402,7 +405,7 @@ class PolicyAgent(abc.ABC):
         actor = ExploringActor(policy, source, explorations, adders)
         if self.memory is not None:
             for context, state in zip(contexts, actor.states, strict=True):
-                context.memory[STATE] = state  # Checkpoints of deterministic runs hold it.
+                context.memory[_STATE_KEY] = state  # Checkpoints of deterministic runs hold it.
         return actor
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
@@ -510,7 +513,16 @@ class OffPolicyAgent(PolicyAgent):
     ) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions, or two."""
         demand = self._demand(num_replicas)
-        return make_tables(self.replay, demand, self.layout, num_shards, online_fraction)
+        try:
+            return make_tables(self.replay, demand, self.layout, num_shards, online_fraction)
+        except ConfigError as error:
+            if self.sequences is None:
+                raise
+            period = self.sequences.period
+            raise ConfigError(
+                f"{error}; these count windows, of which one starts every {period} steps, so the "
+                f"option is {period} times as large; or lower --agent.global-batch-size"
+            ) from None
 
     def make_adder(
         self,

@@ -9,6 +9,7 @@ import tree
 
 from agents.config import MemoryConfig
 from agents.networks.mlp import layer_norm_mlp
+from agents.registry import features_of
 
 _CORES: dict[str, Callable[..., Any]] = {"lstm": snt.LSTM, "gru": snt.GRU}
 
@@ -58,7 +59,7 @@ class RecurrentEncoder(snt.Module):
         Returns:
           Features [B, F] and the next state [B, K], float32.
         """
-        embedded = self._embedding(self._encoder(observation))
+        embedded = self._embedding(features_of("agent.encoder", self._encoder, observation))
         output, state = self._recur(embedded, state)
         return tf.concat([embedded, output], axis=-1), state
 
@@ -78,7 +79,8 @@ class RecurrentEncoder(snt.Module):
         rows = tree.map_structure(
             lambda x: tf.reshape(x, [-1, *x.shape[2:]]), observation
         )  # [B * T, ...]
-        embedded = self._embedding(self._encoder(rows))  # [B * T, E]
+        features = features_of("agent.encoder", self._encoder, rows)
+        embedded = self._embedding(features)  # [B * T, E]
         embedded = tf.reshape(embedded, [-1, kept.shape[1], embedded.shape[-1]])
         outputs = []
         for x, factor in zip(tf.unstack(embedded, axis=1), tf.unstack(kept, axis=1), strict=True):

@@ -92,7 +92,7 @@ class Policy:
         return self.actor.select_action(_checked(observation, spec))
 
     def reset(self) -> None:
-        """Starts an episode: forgets the frames of the previous one."""
+        """Starts an episode: forgets the frames and the memory of the previous one."""
         self.actor.observe_first(dm_env.restart(None))
 
     def make_environment(
