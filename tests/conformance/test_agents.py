@@ -303,7 +303,7 @@ def trained(name):
             policy_learning_rate=1e-3,
         )
     else:
-        count = NUM_ROWS
+        count = 2 * NUM_ROWS if name == "mrq discrete" else NUM_ROWS
         # Few large batches: the same number of samples takes a quarter of the time.
         config = dataclasses.replace(config, global_batch_size=32, steps_per_call=10)
     if hasattr(config, "width"):
