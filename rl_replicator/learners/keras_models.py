@@ -58,7 +58,7 @@ def from_keras(
 
     A step is the model's `train_step`, as in `fit`: Keras' own, with the loss, loss weights,
     optimizer and loss scale of `compile` and the losses of the layers, or the model's. Losses are
-    means over the batch, or sums that `compile` asks for. Each batch has its own metrics. One
+    means over the batch, or objects of Keras with `Reduction.SUM`. Metrics are of one batch. One
     difference: clipping counts each row of an embedding once; see `Replicator.wrap_optimizer`. N
     replicas take the same steps as one if all batch normalisation has `synchronized=True`. An
     evaluation is the model's `test_step`, as in `evaluate`; the variables of its metrics must hold
@@ -147,6 +147,7 @@ class KerasLearner(Learner):
                 )
             self._build(y_spec)
             self._model.compiled_loss = _UndividedLoss(self._model.compiled_loss)
+            _undivide_sums(self._model)
             self._optimizers = _wrap_optimizers(replicator, self._model)
 
     @property
@@ -376,7 +377,7 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
 
 
 class _UndividedLoss:
-    """The `compiled_loss` of a model, multiplied by the number of replicas.
+    """The `compiled_loss` of a model, or a loss that sums, multiplied by the number of replicas.
 
     Keras divides a mean by this number, because it sums gradients; here they are averaged, as those
     of the model's own losses. A sum over the replica's batch is multiplied, so that the average of
@@ -396,6 +397,15 @@ class _UndividedLoss:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled_loss, name)
+
+
+def _undivide_sums(model: tf.keras.Model) -> None:
+    """Replaces the losses with `Reduction.SUM` among the attributes of a model and its layers."""
+    for module in (model, *model.submodules):
+        for name, loss in list(vars(module).items()):
+            is_loss = isinstance(loss, tf.keras.losses.Loss)
+            if is_loss and loss.reduction == tf.keras.losses.Reduction.SUM:
+                setattr(module, name, _UndividedLoss(loss))
 
 
 class _Optimizer:

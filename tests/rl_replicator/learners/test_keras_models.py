@@ -404,6 +404,40 @@ class OwnStep(tf.keras.Sequential):
         return {"loss": self.tracker.result(), "regularisation": 0}
 
 
+class Task(tf.keras.layers.Layer):
+    """Holds a loss that sums over the batch, as TF Recommenders' tasks do."""
+
+    def __init__(self):
+        super().__init__()
+        self._loss = tf.keras.losses.MeanSquaredError(tf.keras.losses.Reduction.SUM)
+
+    def call(self, inputs):
+        return self._loss(*inputs)
+
+
+class SummingStep(OwnStep):
+    """Trains on the sum over the batch."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.task = Task()
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.task((data[1], self(data[0], training=True)))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def summing_step(config: Config) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    model = SummingStep([tf.keras.layers.Dense(2)])
+    model.compile(tf.keras.optimizers.SGD(1e-2))  # Unlike Adam, it notices a factor.
+    return model
+
+
 def own_step(config: Config) -> tf.keras.Model:
     tf.keras.utils.set_random_seed(1)
     model = OwnStep([Branching(), tf.keras.layers.Dense(2)])
@@ -419,11 +453,16 @@ def branching(config: Config) -> tf.keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("model_fn", "replicas"), [(own_step, "multi_device:2"), (branching, "single_device")]
+    ("model_fn", "replicas"),
+    [
+        (own_step, "multi_device:2"),
+        (summing_step, "multi_device:2"),
+        (branching, "single_device"),
+    ],
 )
 def test_a_model_has_its_own_step(model_fn, replicas):
     make = learners.from_keras(model_fn, data_fn, evaluation_data_fn)
-    if model_fn is own_step:  # The figure is a mean that batches of one size weigh equally.
+    if model_fn is not branching:  # The figure is a mean that batches of one size weigh equally.
         make = learners.from_keras(model_fn, data_fn, lambda config: data_fn(config).take(36))
     trained = train(replicas, Config(evaluation_examples=36), make)
     model, losses, figures = fit(Config(evaluation_examples=36), model_fn)
