@@ -19,8 +19,8 @@ from rl_replicator.runs.run_directory import AUTO, adopted
 
 # Larger values are typos: networks with such layers do not fit into memory, episodes have fewer
 # steps, and actions span only [-1, 1].
-_MAX_LAYER_SIZE = 8192
-_MAX_N_STEP = 1000
+MAX_LAYER_SIZE = 8192
+MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 _MAX_ATOMS = 4096
 # Limit of the atoms' absolute values. Near the limit of float32, differences between atoms would be
@@ -50,8 +50,8 @@ class Settings:
     def check_layers(self, name: str) -> None:
         """Raises ConfigError unless the named field is a list of layer sizes, fit for the torso."""
         sizes, torso = getattr(self, name), getattr(self, "torso", None)
-        is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
-        self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
+        is_good = len(sizes) > 0 and all(1 <= size <= MAX_LAYER_SIZE for size in sizes)
+        self.check(is_good, name, f"one or more layer sizes from 1 to {MAX_LAYER_SIZE}")
         is_good = torso != "simba" or len(set(sizes)) == 1
         self.check(is_good, name, "equal sizes, one for each residual block of the torso simba")
 
@@ -128,7 +128,7 @@ class OffPolicyConfig(LearnerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "n_step")
-        self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
+        self.check(self.n_step <= MAX_N_STEP, "n_step", f"at most {MAX_N_STEP}")
         self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
         self.check_rate("critic_learning_rate")
 
@@ -246,9 +246,9 @@ class MemoryConfig:
         return self.trained_steps - self.overlap
 
     def __post_init__(self) -> None:
-        is_good = 1 <= self.size <= _MAX_LAYER_SIZE
-        check_option(is_good, "agent.memory.size", f"1 to {_MAX_LAYER_SIZE}", self.size)
-        steps, most = self.trained_steps, _MAX_N_STEP
+        is_good = 1 <= self.size <= MAX_LAYER_SIZE
+        check_option(is_good, "agent.memory.size", f"1 to {MAX_LAYER_SIZE}", self.size)
+        steps, most = self.trained_steps, MAX_N_STEP
         expected = f"a number from 1 to {most}"
         check_option(1 <= steps <= most, "agent.memory.trained_steps", expected, steps)
         expected = f"from 0 to less than trained_steps ({steps})"

@@ -46,7 +46,7 @@ from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
 from agents.replay.table import LearnerDemand, make_input_fn, make_tables
 from agents.replay.transitions import RETURNS, STATE, TABLE, Layout
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.runs.run_directory import AUTO
 
 # The agents to recommend, by the kind of actions.
@@ -134,6 +134,11 @@ class PolicyAgent(abc.ABC):
             )
         self.observations  # noqa: B018 - raises for frames that do not fit.
         find_torso(self.config.torso)
+        items = self.config.replay.transitions_per_item
+        is_default = items in (1, ReplayConfig.transitions_per_item)
+        expected = "1, because each item is a window of steps"
+        is_good = self.sequences is None or is_default
+        check_option(is_good, "agent.replay.transitions_per_item", expected, items)
         if self.config.torso == "xqc" and not self.trains_batch_norm:
             raise ConfigError(
                 f"--agent.torso: expected mlp or simba for {type(self).__name__}, whose learner "

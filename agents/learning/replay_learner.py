@@ -229,7 +229,9 @@ class ReplayLearner:
     def _step_fn(self, sample: Sample) -> _CallOutput:
         """Adds the batch to the statistics of the observations, and trains on it."""
         networks = self._module.acting_networks.values()
-        update_statistics(networks, sample.transition.observation)
+        batch = sample.transition
+        # Windows hold copies in front of an episode and after it.
+        update_statistics(networks, batch.observation, getattr(batch, "valid", None))
         with precision.autocast(self._dtype):
             output = self._module.step_fn(sample)
         metrics = _metrics_of(output)

@@ -3,7 +3,14 @@
 import dataclasses
 import math
 
-from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings, PolicySettings
+from agents.config import (
+    MAX_LAYER_SIZE,
+    MAX_N_STEP,
+    NoiseSettings,
+    OffPolicyConfig,
+    PixelSettings,
+    PolicySettings,
+)
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 
 
@@ -76,8 +83,10 @@ class MRQConfig(NoiseSettings, PolicySettings, OffPolicyConfig):
         self.check(self.torso != "xqc", "torso", "mlp or simba for MR.Q")
         self.check_rate("encoder_learning_rate")
         self.check_at_least(1, "target_update_period")
-        self.check_at_least(2, "width", "num_bins")
-        self.check(self.horizon >= self.n_step, "horizon", f"at least n_step ({self.n_step})")
+        self.check_at_least(2, "num_bins")
+        self.check(2 <= self.width <= MAX_LAYER_SIZE, "width", f"2 to {MAX_LAYER_SIZE}")
+        is_good = self.n_step <= self.horizon <= MAX_N_STEP
+        self.check(is_good, "horizon", f"n_step ({self.n_step}) to {MAX_N_STEP}")
         self.check_at_least(0, "dynamics_weight", "reward_weight", "end_weight")
         self.check_at_least(0, "target_noise_sigma", "target_noise_clip")
         for name in ("max_gradient_norm", "temperature"):

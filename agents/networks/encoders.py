@@ -257,20 +257,25 @@ class RunningNormalization(snt.Module):
         normalised = (observation - self.mean) * tf.math.rsqrt(self.variance + _EPSILON)
         return tf.clip_by_value(normalised, -_MAX, _MAX)
 
-    def update(self, observation: tf.Tensor) -> None:
-        """Adds a batch to the moments. All replicas call it, with batches of equal size.
+    def update(self, observation: tf.Tensor, valid: tf.Tensor | None = None) -> None:
+        """Adds a batch to the moments; all replicas call it.
 
         Args:
           observation: [..., N] float32 of a replica's batch.
+          valid: [...] float32, 1 for the observations that count, at least one; None for all.
         """
+        weights = tf.ones(tf.shape(observation)[:-1]) if valid is None else valid
+        weights = tf.reshape(weights, [-1, 1])
+        size = collectives.all_sum(tf.reduce_sum(weights))
         observation = tf.reshape(observation, [-1, observation.shape[-1]])
         observation = _features(observation, self._size)
         observation = tf.clip_by_value(observation, -_MAX_IN_MOMENTS, _MAX_IN_MOMENTS)
-        mean = collectives.all_mean(tf.reduce_mean(observation, axis=0))  # [N]
-        variance = collectives.all_mean(
-            tf.reduce_mean(tf.square(observation - mean), axis=0)
-        )  # [N], around the global mean.
-        size = tf.shape(observation)[0] * collectives.num_replicas()
+
+        def mean_of(x: tf.Tensor) -> tf.Tensor:
+            return collectives.all_sum(tf.reduce_sum(weights * x, axis=0)) / size  # [N]
+
+        mean = mean_of(observation)
+        variance = mean_of(tf.square(observation - mean))  # Around the global mean.
         new = merged_moments(
             self.mean, self.variance, self.count, mean, variance, tf.cast(size, tf.int64)
         )
@@ -298,18 +303,21 @@ class FrameAndVectorEncoder(snt.Module):
         return tf.concat([features, self._vector(observation["vector"])], axis=-1)
 
 
-def update_statistics(networks: Iterable[snt.Module], observation: Any) -> None:
+def update_statistics(
+    networks: Iterable[snt.Module], observation: Any, valid: tf.Tensor | None = None
+) -> None:
     """Adds a batch to the moments of the networks that normalise observations.
 
     Args:
       networks: built modules; those of other kinds are left unchanged.
       observation: nest of [B, ...] of a replica's batch.
+      valid: see `RunningNormalization.update`.
     """
     vector = observation["vector"] if isinstance(observation, Mapping) else observation
     for network in networks:
         for module in (network, *network.submodules):
             if isinstance(module, RunningNormalization):
-                module.update(vector)
+                module.update(vector, valid)
 
 
 def stacked(frames: tf.Tensor) -> tf.Tensor:

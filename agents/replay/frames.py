@@ -122,7 +122,7 @@ class FrameLayout:
         self.stack = stack
         self.n_step = n_step
         self.chunk_length = chunk_length
-        self.transitions_per_item = transitions_per_item
+        self.transitions_per_item = self.period = transitions_per_item
         self.window = stack + n_step + transitions_per_item - 1
         self._extras = Extras(extras_spec)
         row = [self._action.size + self._extras.size + 3]

@@ -64,7 +64,8 @@ def estimate(
 ) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
-    Like the table, it counts L transitions for each item, however many of them are repeated.
+    It counts L transitions for each item, however many of them are repeated; a window of several
+    steps has those by which it follows the one before.
 
     Args:
       environment: environment whose observations have single uint8 frames.
@@ -75,7 +76,7 @@ def estimate(
     Returns:
       The estimate.
     """
-    length = layout.transitions_per_item
+    length = layout.period
     actions = num_bytes = items = 0.0
     for frames, is_complete in _play(environment, np.random.default_rng(0)):
         steps = len(frames) - 1

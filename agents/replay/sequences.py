@@ -164,7 +164,7 @@ class SequenceLayout(TransitionLayout):
           ValueError: see `TransitionLayout`.
         """
         super().__init__(spec, extras_spec)
-        self.sequences = sequences
+        self.sequences, self.period = sequences, sequences.period
         self.steps = StepColumns(self._action, self._extras, self.observation_size)
         self.width = self.steps.width
         self.signature = tf.TensorSpec([sequences.length, self.width], tf.float32, SEQUENCE)
@@ -213,7 +213,7 @@ class FrameSequenceLayout(FrameLayout):
         """
         # After an episode's end are as many frames as in a transition of L steps.
         super().__init__(spec, stack, sequences.length, chunk_length, extras_spec)
-        self.sequences = sequences
+        self.sequences, self.period = sequences, sequences.period
         self.steps = StepColumns(self._action, self._extras, self.vector_size)
         self.width = self.steps.width
         self.window = stack + sequences.length - 1

@@ -108,6 +108,11 @@ class Layout(Protocol):
         """Transitions in an item of the table."""
         ...
 
+    @property
+    def period(self) -> int:
+        """Transitions by which an item of an episode follows the one before."""
+        ...
+
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """Opens a writer on a table."""
         ...
@@ -310,7 +315,7 @@ class TransitionLayout:
         self._extras = Extras(extras_spec)
         self._extras_start = 2 * self.observation_size + self._action.size + 2
         self.width = self._extras_start + self._extras.size
-        self.transitions_per_item = transitions_per_item
+        self.transitions_per_item = self.period = transitions_per_item
         shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
         self.signature = tf.TensorSpec(shape, tf.float32, "transition")
 

@@ -79,7 +79,7 @@ class UnrollLayout:
         Raises:
           ValueError: see `ActionColumns` and `Extras`.
         """
-        self.transitions_per_item = length
+        self.transitions_per_item = self.period = length
         self.stack = stack or 1
         self.window = self.stack + length
         self._has_stacks = stack is not None

@@ -45,7 +45,8 @@ def read(run_dir: Path) -> dict[str, Any]:
     Returns:
       Nested figures by name, as JSON has them. Ages are in environment steps: a transition is one
       action younger than the one that was inserted before it. Transitions that were repeated to
-      fill an item count too: Reverb does not distinguish them.
+      fill an item count too: Reverb does not distinguish them. Of overlapping windows, each counts
+    the transitions by which it follows the one before.
 
     Raises:
       UsageError: if there is no run, no checkpoint, or no replay that can be read.
@@ -58,7 +59,7 @@ def read(run_dir: Path) -> dict[str, Any]:
             f"expected an agent whose replay has a layout, as OffPolicyAgent, got {run_dir} of "
             f"{identity['trainable']}"
         )
-    length = policy.agent.layout.transitions_per_item
+    length = policy.agent.layout.period
     shards = int(identity.get("replay_shards", 1))
     stored = {part_name(shard): _StoredReplay() for shard in range(shards)}
     progress: dict[str, Any] = {}

@@ -413,6 +413,12 @@ def test_what_cannot_be_combined_is_refused_in_one_line(tmp_path):
         (lambda: D4PGConfig(memory=MEMORY, torso="xqc", policy_average=1), "none with the torso"),
         (lambda: DQNConfig(value_rescaling=True), "--agent.value-rescaling: expected False"),
         (
+            lambda: COMMANDS["dqn"].make_agent(
+                DQNConfig(memory=MEMORY, replay=ReplayConfig(transitions_per_item=4)), make_spec()
+            ),
+            "--agent.replay.transitions-per-item: expected 1, because each item is a window",
+        ),
+        (
             lambda: run("dqn", "lstm", tmp_path, 10, prefill="x", deterministic=False),
             "memory.core: exp",
         ),

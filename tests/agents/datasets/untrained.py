@@ -15,13 +15,13 @@ from rl_replicator.runs.run_directory import RunDirectory
 CONFIG = td3.command.config(policy_layers=(8,), critic_layers=(8,), policy_average=1)
 
 
-def make_run(path, env, config=CONFIG):
-    """Writes the directory of a run of TD3 after 1,000 environment steps."""
+def make_run(path, env, config=CONFIG, command=td3.command):
+    """Writes the directory of a run of TD3, or of another agent, after 1,000 environment steps."""
     options = AgentOptions(env=env, agent=config)
     run = RunDirectory(path)
     path.mkdir()
-    run.describe("td3", options.identity, dataclasses.asdict(options) | {"run_dir": None})
-    agent = td3.command.make_agent(config, options.task.spec())
+    run.describe(command.name, options.identity, dataclasses.asdict(options) | {"run_dir": None})
+    agent = command.make_agent(config, options.task.spec())
     tf.random.set_seed(1)
     networks = agent.make_acting_networks()
     arrays = copy_variables(networks, [name for name in networks if networks[name].variables])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.networks.encoders import RunningNormalization
+from agents.networks.encoders import RunningNormalization, update_statistics
 
 SIZE, BATCH, STEPS = 3, 8, 5
 
@@ -43,6 +43,26 @@ def test_the_moments_are_those_of_all_batches(replicator_name):
         assert encoder.count.numpy() == len(seen)
         expected = (batches[number - 1] - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-4)
         np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_what_fills_a_window_does_not_count():
+    """Of a replica's three observations, one counts, of the other's two."""
+    replicator = rr.make("multi_device:2")
+    observations = np.float32([[2.0], [9e3], [-9e3], [4.0], [6.0], [9e3]])
+    valid = np.float32([1, 0, 0, 1, 1, 0])
+    with replicator.scope():
+        encoder = RunningNormalization()
+        encoder(tf.zeros([1, 1]))
+
+    def input_fn(context):
+        del context
+        return tf.data.Dataset.from_tensor_slices((observations, valid)).batch(3)
+
+    inputs = replicator.make_inputs(input_fn)
+    replicator.replicate(lambda batch: update_statistics([encoder], *batch), inputs, 1)()
+    np.testing.assert_allclose(encoder.mean.numpy(), [4.0], rtol=1e-6)
+    np.testing.assert_allclose(encoder.variance.numpy(), [8 / 3], rtol=1e-6)
+    assert encoder.count.numpy() == 3
 
 
 def test_an_encoder_that_has_seen_nothing_only_clips():

@@ -67,8 +67,10 @@ def test_a_deterministic_run_goes_on_bit_for_bit(tmp_path):
 
 def test_ranges_are_refused_in_one_line():
     for changes, message in (
-        ({"horizon": 2}, r"--agent.horizon: expected at least n_step \(3\), got 2"),
-        ({"width": 1}, "--agent.width: expected at least 2"),
+        ({"horizon": 2}, r"--agent.horizon: expected n_step \(3\) to 1000, got 2"),
+        ({"horizon": 1001}, "--agent.horizon: expected n_step"),
+        ({"width": 10_000}, "--agent.width: expected 2 to 8192, got 10000"),
+        ({"width": 1}, "--agent.width: expected 2 to 8192"),
         ({"torso": "xqc"}, "--agent.torso: expected mlp or simba"),
         ({"normalize_observations": True}, "--agent.normalize-observations: expected False"),
         ({"temperature": 0.0}, "--agent.temperature: expected a finite number above 0"),

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from acme import specs
 
+from agents.replay.config import SequenceConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, available_memory, estimate
+from agents.replay.sequences import FrameSequenceLayout
 
 SHAPE = (64, 64, 3)
 FRAME_BYTES = 64 * 64 * 3
@@ -79,6 +81,10 @@ def test_an_item_of_several_transitions_is_shared():
     """Measured: 1,315 bytes less in items of 8 than in items of 1."""
     sizes = [estimated(Noise((0,) * 99), length=length).bytes_each for length in (1, 8)]
     assert sizes[0] - sizes[1] == pytest.approx(1315, rel=0.05)
+    spec = specs.make_environment_spec(Noise((0,) * 99))
+    windows = FrameSequenceLayout(spec, SequenceConfig(12, period=5, prefix=3), 3, 4)
+    size = estimate(Noise((0,) * 99), 1000, 10**6, windows).bytes_each
+    assert sizes[0] - size == pytest.approx(1500 * (1 - 1 / 5), rel=0.05)
 
 
 @pytest.mark.parametrize(("actions", "length"), [(1, 8), (5, 1), (12, 8)])

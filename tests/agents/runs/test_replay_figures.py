@@ -4,12 +4,15 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import reverb
+import tree
 
 import environments
-from agents import td3
+from agents import d4pg, td3
 from agents.cli import reports
+from agents.config import MemoryConfig
 from agents.replay.checkpoint import ReplayPart, part_name
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE
@@ -32,21 +35,19 @@ class Files:
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
 
 
-def make_agent(length, **settings):
-    replay = ReplayConfig(transitions_per_item=length, **settings)
-    config = dataclasses.replace(CONFIG, replay=replay)
-    return config, td3.command.make_agent(config, Task(CHAIN).spec())
+def items_of(length):
+    return dataclasses.replace(CONFIG, replay=ReplayConfig(transitions_per_item=length))
 
 
 @pytest.fixture
 def run_dir(tmp_path):
     """A run whose newest checkpoint has a replay of 10 episodes of 10 steps, sampled 40 times."""
-    return make_stored(tmp_path, length=1)
+    return make_stored(tmp_path, items_of(1))
 
 
-def make_stored(tmp_path, length, **settings):
-    config, agent = make_agent(length, **settings)
-    run = make_run(tmp_path / "run", CHAIN, config)
+def make_stored(tmp_path, config, command=td3.command):
+    agent = command.make_agent(config, Task(CHAIN).spec())
+    run = make_run(tmp_path / "run", CHAIN, config, command)
     table = reverb.Table(
         TABLE,
         reverb.selectors.Prioritized(0.5),
@@ -59,14 +60,15 @@ def make_stored(tmp_path, length, **settings):
     client = server.localhost_client()
     adder = agent.make_adder(reverb.Client(f"localhost:{server.port}"), lambda seconds: None)
     environment = environments.make(CHAIN, seed=0)
+    extras = tree.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype), agent.extras_spec)
     for _ in range(10):
         timestep = environment.reset()
         adder.add_first(timestep)
         while not timestep.last():
             action = environment.action_spec().generate_value()
             timestep = environment.step(action)
-            adder.add(action, timestep)
-    while length * client.server_info()[TABLE].current_size < 100:
+            adder.add(action, timestep, extras)
+    while agent.layout.period * client.server_info()[TABLE].current_size < 100:
         adder.finish(60.0)
     adder.close()
     sampled = list(client.sample(TABLE, num_samples=40, emit_timesteps=False))
@@ -106,7 +108,7 @@ def test_figures(run_dir, capsys):
 
 
 def test_transitions_of_an_item_count_alone_and_servers_together(tmp_path):
-    run_dir = make_stored(tmp_path, length=4)
+    run_dir = make_stored(tmp_path, items_of(4))
     config = json.loads((run_dir / "config.json").read_text())
     config["identity"]["replay_shards"] = 2
     (run_dir / "config.json").write_text(json.dumps(config))
@@ -117,6 +119,18 @@ def test_transitions_of_an_item_count_alone_and_servers_together(tmp_path):
     found = replay_figures.read(run_dir)
     assert (found["transitions"], found["capacity"], found["inserted"]) == (200, 8000, 200)
     assert found["transitions_per_item"] == 4 and found["age"]["max"] == 198
+
+
+def test_overlapping_windows_count_the_steps_from_one_to_the_next(tmp_path):
+    config = d4pg.command.config(
+        policy_layers=(8,),
+        critic_layers=(8,),
+        policy_average=1,
+        memory=MemoryConfig("lstm", size=4, trained_steps=5, overlap=3, burn_in=2),
+    )
+    found = replay_figures.read(make_stored(tmp_path, config, d4pg.command))
+    assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 2000, 100)
+    assert found["age"] == {"min": 0, "median": 49.5, "max": 99}
 
 
 def test_bad_input(run_dir, tmp_path):
