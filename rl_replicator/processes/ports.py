@@ -18,11 +18,11 @@ OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
 # gRPC reads this name in lower case only, and `no_proxy` if it is not set.
 _NO_PROXY = "no_grpc_proxy"
 # Interval between the keepalive probes on an idle connection.
-_PROBE_SECONDS = 5
+_PROBE_SECONDS = 4
 # Both ends give up a silent connection after this time. The supervisor then starts the node
 # elsewhere, and a node on a machine that was cut off must not continue as well. Connections survive
 # shorter interruptions, and any load: it is the kernel of the other machine that answers.
-SILENCE_SECONDS = 15.0
+SILENCE_SECONDS = 12.0
 _INTERFACES = Path("/sys/class/net")
 # By default, Linux gives sockets that ask for any port one from 32768.
 _CHOSEN = range(20_000, 32_768)

@@ -20,6 +20,16 @@ _ENTRY = Path(command_entry.__file__)
 UNKNOWN_STATUS = 255
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal such as SIGSTOP has stopped a process; False under a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False  # It has ended.
+    # The process name, in parentheses, may contain any characters.
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 def keep_statuses() -> None:
     """Makes the kernel keep the exit statuses of children; does nothing outside the main thread.
 
@@ -94,12 +104,7 @@ class ProcessGroup:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal such as SIGSTOP has stopped the leader; False under a debugger."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False  # It has ended.
-        # The process name, in parentheses, may contain any characters.
-        return stat.rpartition(")")[2].split()[0] == "T"
+        return is_stopped(self.pid)
 
     def poll(self) -> int | None:
         """Returns the leader's exit status, or minus the signal that killed it; None if alive.

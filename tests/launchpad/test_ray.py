@@ -242,9 +242,24 @@ def test_a_node_whose_machine_falls_silent_is_given_up():
     wait_until(lambda: ended)
     time.sleep(0.3)
     assert [worker.name for worker, _ in ended] == ["there/0"]
-    assert ended[0][1].message == "its machine was silent for 15 s" and len(lost) == 1
+    assert ended[0][1].message == "its machine was silent for 12 s" and len(lost) == 1
     for worker in workers:
         worker.close()
+
+
+def test_a_stopped_process_of_this_machine_is_seen():
+    """It is killed after ten seconds, not after a minute."""
+    member = lp_member.Member("node", 0, lp.PyNode(print))
+    workers = [engine.RayWorker(member, None, None, None, None, lost) for lost in (None, set())]
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        for worker in workers:
+            assert not worker.is_stopped
+            worker.pid = process.pid
+        assert not workers[0].is_stopped
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: workers[0].is_stopped)
+        assert not workers[1].is_stopped, "on a cluster, the number may be another machine's"
+        process.kill()
 
 
 @pytest.mark.parametrize("is_dead", [True, False])

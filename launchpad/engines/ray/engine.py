@@ -25,7 +25,7 @@ from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import cluster as lp_cluster
 from launchpad.engines.ray import control
-from rl_replicator.processes import ports
+from rl_replicator.processes import ports, process_group
 
 _WAIT_MESSAGE_SECS = 10.0
 # Ray has this long to tell the death of a node whose connection has ended, in seconds.
@@ -161,6 +161,11 @@ class RayWorker(lp_channel.RemoteWorker):
         self._is_local = lost is None
         self._actor: Any = None
         self._was_called_off = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, if it is one of this machine."""
+        return self._is_local and self.pid is not None and process_group.is_stopped(self.pid)
 
     def start(self) -> None:
         """Asks Ray for a process, which connects to the launcher once it runs."""
