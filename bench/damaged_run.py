@@ -187,14 +187,22 @@ class Run:
     def roles(self) -> dict[str, int]:
         """Process ids of the nodes, or of the workers of a job, by name."""
         found = {}
-        for process in self.process.children(recursive=True):
+        for pid in self.left():  # A killed fork server leaves its nodes to another parent.
             try:
+                process = psutil.Process(pid)
                 name = node_name(process) or self.program.role(process)
             except psutil.Error:
                 continue  # The process has ended.
             if name is not None:
                 found[name] = process.pid
         return found
+
+    def fork_server(self) -> int:
+        """Process id of the process that nodes are forked from."""
+        for process in self.process.children():
+            if any("forkserver.main" in word for word in process.cmdline()):
+                return process.pid
+        raise ProcessLookupError("the run has no fork server")
 
     def left(self) -> list[int]:
         """Process ids that belong to this run."""

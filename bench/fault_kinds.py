@@ -67,11 +67,72 @@ truncate = _spoil(lambda content, at: content[:at])
 flip = _spoil(lambda content, at: content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
 
 
-def take_port(run: Run, draw: random.Random) -> str:
-    """Kills a node that is a server, and binds its ports before its successor does."""
+def damage_live(change: Callable[[Run, random.Random], None], role: str) -> Fault:
+    """Returns a fault that damages the newest checkpoint of a live run, and kills who restores it.
+
+    Args:
+      change: damages a file of the newest checkpoint.
+      role: the node that is restarted from it.
+    """
+
+    def damage(run: Run, draw: random.Random) -> str:
+        change(run, draw)
+        return f"newest checkpoint damaged, {signal_role(signal.SIGKILL, role)(run, draw)}"
+
+    return damage
+
+
+def empty(run: Run, draw: random.Random) -> None:
+    """Deletes all files in a folder of the newest checkpoint."""
+    newest = run.newest()
+    assert newest is not None
+    for file in draw.choice(sorted(path for path in newest.iterdir() if path.is_dir())).iterdir():
+        file.unlink()
+
+
+def signal_pair(run: Run, draw: random.Random) -> str:
+    """Kills two roles at once."""
     roles = run.roles()
-    servers = [name for name in sorted(roles) if name.split("/")[0] in ("counter", "replay")]
-    name = draw.choice(servers)
+    names = draw.sample(sorted(roles), 2)
+    for name in names:
+        os.kill(roles[name], signal.SIGKILL)
+    return f"SIGKILL to {names[0]}, to {names[1]}"
+
+
+def kill_again(run: Run, draw: random.Random) -> str:
+    """Kills a role, and its successor as soon as there is one."""
+    name, pid = draw.choice(sorted(run.roles().items()))
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while run.roles().get(name, pid) == pid and time.monotonic() < deadline:
+        time.sleep(_POLL / 10)
+    os.kill(run.roles()[name], signal.SIGKILL)
+    return f"SIGKILL twice to {name}"
+
+
+def kill_while_saving(run: Run, draw: random.Random) -> str:
+    """Kills a role while a checkpoint is written."""
+    deadline = time.monotonic() + 120
+    while not any((run.run_dir / "checkpoints").glob(".*")) and time.monotonic() < deadline:
+        time.sleep(_POLL / 100)
+    return f"while saving, {signal_role(signal.SIGKILL)(run, draw)}"
+
+
+def signal_fork_server(number: signal.Signals) -> Fault:
+    """Returns a fault that signals the fork server, and kills a node that it must fork again."""
+
+    def damage(run: Run, draw: random.Random) -> str:
+        server = run.fork_server()
+        os.kill(server, number)
+        return f"{number.name} to the fork server, {signal_role(signal.SIGKILL)(run, draw)}"
+
+    return damage
+
+
+def take_port(run: Run, draw: random.Random) -> str:
+    """Kills the replay, and binds its ports before its successor does."""
+    del draw
+    roles, name = run.roles(), "replay/0"
     ports = {
         found.laddr.port
         for found in psutil.Process(roles[name]).net_connections("tcp")
@@ -117,22 +178,38 @@ def fill_disk(run: Run, draw: random.Random) -> str:
     return f"full disk: status {status}"
 
 
-_ANY: dict[str, Fault] = {
+_SIGNALS: dict[str, Fault] = {
     "kill": signal_role(signal.SIGKILL),
     "term": signal_role(signal.SIGTERM),
     "stop": signal_role(signal.SIGSTOP),
+    "pair": signal_pair,
+    "again": kill_again,
+    "saving": kill_while_saving,
     "launcher": restart(signal.SIGKILL),
-    "truncated": restart(signal.SIGKILL, truncate, ", newest checkpoint truncated"),
-    "flipped": restart(signal.SIGKILL, flip, ", a bit of the newest checkpoint flipped"),
     "end": restart(signal.SIGTERM),
     "interrupt": restart(signal.SIGINT),
+}
+_ANY: dict[str, Fault] = {
+    **_SIGNALS,
+    "truncated": restart(signal.SIGKILL, truncate, ", newest checkpoint truncated"),
+    "flipped": restart(signal.SIGKILL, flip, ", a bit of the newest checkpoint flipped"),
     "disk": fill_disk,
 }
-_LEARNER: dict[str, Fault] = {"kill-learner": signal_role(signal.SIGKILL, "learner/0")}
+_LIVE: dict[str, Fault] = {
+    "flipped-live": damage_live(flip, "replay/0"),
+    "emptied-live": damage_live(empty, "counter/0"),
+}
+_PROCESSES: dict[str, Fault] = {
+    **_ANY,
+    **_LIVE,
+    "port": take_port,
+    "kill-fork-server": signal_fork_server(signal.SIGKILL),
+    "stop-fork-server": signal_fork_server(signal.SIGSTOP),
+}
 KINDS: dict[str, dict[str, Fault]] = {
-    "actors": {**_ANY, "port": take_port},
-    "learners": {**_ANY, "port": take_port},
-    "ray": {"kill": _ANY["kill"], "end": _ANY["end"]},
-    "defaults": _LEARNER,
+    "actors": _PROCESSES,
+    "learners": _PROCESSES,
+    "ray": {**_SIGNALS, **_LIVE},
+    "defaults": {**_PROCESSES, "kill-learner": signal_role(signal.SIGKILL, "learner/0")},
     "job": _ANY,
 }

@@ -26,6 +26,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ class Soak:
         self.rows.append(row)
         before = run.progress()  # Rows may have been written until the signal was sent.
         lowest = before[-1]
-        hit = next((name for name in pids if f"to {name}" in row.fault), None)
+        hit = [name for name in pids if re.search(rf"to {name}\b", row.fault)]
         while time.monotonic() - started < self._deadline:
             time.sleep(_POLL)
             now = time.monotonic() - started
@@ -134,10 +135,13 @@ class Soak:
                 break
             progress = run.progress()
             lowest = min(lowest, progress[-1] or lowest)
-            if hit is None or hit.startswith("worker/"):
-                is_back = hit is None or run.roles().get(hit, pids[hit]) != pids[hit]
-            else:
-                is_back = f"{hit} is up again" in _new_text(run.log, size)
+            roles, text = run.roles(), _new_text(run.log, size)
+            is_back = all(
+                roles.get(name, pids[name]) != pids[name]
+                if name.startswith("worker/")
+                else f"{name} is up again" in text or f"{name}: started again" in text
+                for name in hit
+            )
             if is_back and all(new > old for new, old in zip(progress, before, strict=True)):
                 row.recovered_after = round(now, 1)
                 break
