@@ -134,11 +134,6 @@ class PolicyAgent(abc.ABC):
             )
         self.observations  # noqa: B018 - raises for frames that do not fit.
         find_torso(self.config.torso)
-        items = self.config.replay.transitions_per_item
-        is_default = items in (1, ReplayConfig.transitions_per_item)
-        expected = "1, because each item is a window of steps"
-        is_good = self.sequences is None or is_default
-        check_option(is_good, "agent.replay.transitions_per_item", expected, items)
         if self.config.torso == "xqc" and not self.trains_batch_norm:
             raise ConfigError(
                 f"--agent.torso: expected mlp or simba for {type(self).__name__}, whose learner "
@@ -469,6 +464,14 @@ class OffPolicyAgent(PolicyAgent):
 
     It implements `agents.agent.Agent`; its config is an `OffPolicyConfig`.
     """
+
+    def check_config(self) -> None:
+        """See `PolicyAgent`; a window of steps is an item alone."""
+        super().check_config()
+        items = self.config.replay.transitions_per_item
+        is_good = self.sequences is None or items in (1, ReplayConfig.transitions_per_item)
+        expected = "1, because each item is a window of steps"
+        check_option(is_good, "agent.replay.transitions_per_item", expected, items)
 
     @property
     def initial_priority(self) -> float:
