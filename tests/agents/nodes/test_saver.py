@@ -146,13 +146,17 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
         later.setattr(time, "monotonic", lambda: now() + 610)
         with pytest.raises(ReplayError):
             saves.save_last()
-    serve(server.port)
+    server = serve(server.port)
     deadline = time.monotonic() + 120
     while not saves.save_last():  # The client reconnects after a while.
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert saver.holds_last_step(tmp_path)
     assert restored(tmp_path)[-1] == 1
+    server.stop()
+    learner.step()
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1300)
+    assert not saves.save_last(), "ten minutes count from the last save"
 
 
 def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, monkeypatch):
