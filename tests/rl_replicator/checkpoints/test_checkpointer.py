@@ -326,6 +326,7 @@ def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
     [
         (errno.EDQUOT, r" \(at least 0 bytes needed, \d+ free\); free some space"),
         (errno.EROFS, "; check the disk and its permissions"),
+        (errno.EMFILE, r"; raise the limit on open files \(ulimit -n\)"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number, remedy):
