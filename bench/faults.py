@@ -249,6 +249,8 @@ def main() -> int:
     options = parser.parse_args()
     # Without a handler, SIGTERM would end this process and leave the run behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # A shell lets its background jobs, and so the run, ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     draw = random.Random(options.seed)
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as directory,
