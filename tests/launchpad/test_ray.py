@@ -228,7 +228,7 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
         lp.launch(program, "ray").wait(timeout=60)
 
 
-def test_a_node_whose_machine_falls_silent_is_given_up():
+def test_a_node_whose_machine_falls_silent_is_given_up(ray_connection):
     """On this machine, its end is told by Ray alone."""
     ended, lost = [], set()
     supervisor = types.SimpleNamespace(post_ended=lambda *told: ended.append(told))
