@@ -106,7 +106,13 @@ class NodeThread(threading.Thread):
                 self._close_gate()
             except BaseException as raised:  # Whatever ends a node must be reported.
                 error = error or raised
-        self._on_end(error)
+        has_reported = False
+        while not has_reported:
+            try:
+                self._on_end(error)
+                has_reported = True
+            except SystemExit:  # Acme's stop handlers raise it in this thread at any time.
+                continue
 
     def _close_gate(self) -> None:
         with self._gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -164,6 +165,16 @@ def stop_handlers(recorder: Any) -> None:
     lp.stop()
     assert called.wait(60)
     assert lp.stop_event().is_set()
+
+
+def fail_with_acmes_stop_handler() -> None:
+    """Fails while a stop handler is registered that raises SystemExit in this thread."""
+    thread = ctypes.c_long(threading.get_ident())
+    interrupt = functools.partial(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, ctypes.py_object(SystemExit)
+    )
+    lp.register_stop_handler(interrupt)
+    raise ValueError("no such weather")
 
 
 def ignore_stop(recorder: Any) -> None:

@@ -73,6 +73,13 @@ def test_stop_handlers_run(engine, tmp_path):
     assert (tmp_path / "entries").read_text() == "ready\nhandler\n"
 
 
+def test_a_failure_is_reported_whatever_a_stop_handler_raises_in_its_thread(engine):
+    program = lp.Program("acme")
+    program.add_node(lp.PyNode(programs.fail_with_acmes_stop_handler), label="failing")
+    with pytest.raises(lp.NodeFailedError, match="no such weather"):
+        lp.launch(program, engine).wait(timeout=90)
+
+
 def test_a_node_that_does_not_stop_is_given_up(engine):
     program, recorder = programs.recorder_program()
     program.add_node(lp.PyNode(programs.ignore_stop, recorder), label="deaf")
