@@ -3,7 +3,8 @@
     sudo .venv/bin/python bench/two_hosts.py kill
     sudo .venv/bin/python bench/two_hosts.py cut
     sudo .venv/bin/python bench/two_hosts.py interrupt 20
-    sudo .venv/bin/python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
+    sudo .venv/bin/python bench/two_hosts.py run rl-replicator train d4pg --env cartpole:swingup \
+        --steps 4000 --actors 4 --replicas multi_worker:2 --launch ray --address 10.77.41.1:6379
 
 Each namespace has its own address and reaches the other through a veth pair; `ray start` runs in
 both, with token authentication. The launcher runs in the first, and connects to the cluster by its
@@ -12,8 +13,8 @@ all processes of the second host, `cut` makes the link between the hosts drop ev
 `interrupt SECONDS` does so for that time: no connection is closed, and no error is sent. It prints
 how long the program takes to recover. After `kill` and `cut`, the nodes of the second host, the
 learner or actors, must be restarted on the first, and after `cut` their old processes must end by
-themselves. `train` runs `rl-replicator train d4pg` with the options that follow, and prints where
-its nodes were.
+themselves. `run` runs a command of this project in the first namespace, and prints which nodes, or
+which trials of a sweep or suite, are on which host.
 """
 
 from __future__ import annotations
@@ -232,29 +233,32 @@ def _count_actors(client: Any, hosts: list[str]) -> int:
         return 0
 
 
-def _train(environment: dict[str, str], directory: str) -> None:
-    """Trains D4PG on both hosts, in a short run."""
-    run_dir = pathlib.Path(directory, "run")
-    command = ["ip", "netns", "exec", "lp-a", sys.executable, "-m", "rl_replicator.cli.main"]
-    command += ["train", "d4pg", "--env", "cartpole:swingup", "--steps", "4000"]
-    command += ["--launch", "ray", "--address", ADDRESS, "--run-dir", str(run_dir), *sys.argv[2:]]
-    with subprocess.Popen(command, env=environment) as launcher:
-        while not (run_dir / "metrics" / "learner.csv").exists():
-            assert launcher.poll() is None, "the run has ended before its first learner step"
-            time.sleep(1)
-        for name, address in HOSTS.items():
-            print(f"on {address}: {', '.join(_nodes(name))}", flush=True)
-    assert launcher.returncode == 0, f"the run ended with status {launcher.returncode}"
+def _follow(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a command in the first namespace, and prints the nodes of the hosts when they change."""
+    path = [str(pathlib.Path(sys.executable).with_name(command[0])), *command[1:]]
+    before: dict[str, list[str]] = {}
+    with subprocess.Popen(["ip", "netns", "exec", "lp-a", *path], env=environment) as launcher:
+        try:
+            while launcher.poll() is None:
+                nodes = {address: _nodes(name) for name, address in HOSTS.items()}
+                if nodes != before:
+                    print(f"on the hosts: {nodes}", flush=True)
+                before = nodes
+                time.sleep(1)
+        except KeyboardInterrupt:  # The command gets it, too.
+            launcher.wait()
+    return launcher.returncode
 
 
 def _nodes(host: str) -> list[str]:
-    """Returns the names of the nodes in a namespace: Ray puts them into process titles."""
+    """Returns the names of the nodes and trials in a namespace: Ray puts them into titles."""
     pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, check=True)
     found = []
     for pid in pids.stdout.decode().split():
         with contextlib.suppress(OSError):  # The process has ended.
             title = pathlib.Path("/proc", pid, "cmdline").read_text()
             found += re.findall(r"^ray::.*?((?:counter|replay|learner|actor|evaluator)/\d+)", title)
+            found += re.findall(r"^ray::(\w*[Tt]rial\w*)", title)
     return sorted(found)
 
 
@@ -263,7 +267,7 @@ def _main() -> None:
     if mode == "launch":
         _launch(words[0], float(words[1]) if words[1:] else 0.0)
         return
-    assert mode in ("kill", "cut", "interrupt", "train"), __doc__
+    assert mode in ("kill", "cut", "interrupt", "run"), __doc__
     directory = tempfile.mkdtemp(prefix="lp-hosts-")
     code = pathlib.Path(directory, "code")
     code.mkdir()
@@ -284,8 +288,8 @@ def _main() -> None:
         command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch", mode, *words]
         root = str(pathlib.Path(__file__).resolve().parents[1])
         environment["PYTHONPATH"] = os.pathsep.join([str(code), root])
-        if mode == "train":
-            _train(environment, directory)
+        if mode == "run":
+            sys.exit(_follow(words, environment))
         else:
             subprocess.run(command, env=environment, check=True, timeout=600)
     finally:
