@@ -40,10 +40,6 @@ FAULTS = {
 }
 
 
-# The pytest plugins that the scratch suites use. Importing all the others would take seconds.
-PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "pytest_timeout")
-
-
 class Scratch:
     """A run of the watcher on a scratch suite in its own folder."""
 
@@ -54,12 +50,11 @@ class Scratch:
             (folder / name).write_text(text)
         with (folder / "output").open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.suite", *PLUGINS, *arguments],
+                [sys.executable, "-m", "tests.suite", "-p", "no:cacheprovider", *arguments],
                 cwd=folder,
                 env={
                     **os.environ,
                     "PYTHONPATH": str(ROOT),
-                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                     "PYTHONDONTWRITEBYTECODE": "1",
                 },
                 stdout=output,

@@ -24,6 +24,7 @@ from agents.replay.transitions import RETURNS, Sample
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
+from tests.agents.actor_critic_reference import batches
 from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
 from tests.environments.memory_fakes import LENGTH
 
@@ -226,11 +227,8 @@ def replicated(agent, replicator_name, samples):
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=100)
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    inputs = replicator.make_inputs(batches(samples, BATCH))
+    step = replicator.replicate(module.step_fn, inputs, 1)
     return module, lambda: replicator.local_results(step())
 
 

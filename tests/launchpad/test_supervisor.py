@@ -440,31 +440,33 @@ def _watched() -> tuple[lp_supervisor.Supervisor, lp_member.Member, list[str]]:
     return lp_supervisor.Supervisor([member], lambda *_: member.worker, {}, 1.0), member, log
 
 
+def _check_for(supervisor: lp_supervisor.Supervisor, start: float, seconds: float = 0.1) -> None:
+    """Lets a supervisor look for frozen nodes ten times per second."""
+    for tenth in range(round(10 * seconds)):
+        supervisor._end_frozen(start + tenth / 10)
+
+
 def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
     """After Ctrl-Z or a suspension of the machine, silence counts from the resumption."""
     supervisor, member, log = _watched()
-    for now in (1000.0, 1000.1):
-        supervisor._end_frozen(now)
+    _check_for(supervisor, 1000.0, 0.2)
     member.worker.silent_secs = 300.0
-    for tenth in range(591):  # It checks ten times per second unless it is stopped.
-        supervisor._end_frozen(1300.1 + tenth / 10)
+    _check_for(supervisor, 1300.1, 59.1)
     assert not log
-    for tenth in range(591, 620):
-        supervisor._end_frozen(1300.1 + tenth / 10)
+    _check_for(supervisor, 1359.2, 2.9)
     assert log[0].startswith("end actor after 60")
 
 
 def test_a_node_that_a_signal_has_stopped_is_not_given_the_time_of_a_busy_one():
     supervisor, member, log = _watched()
-    for tenth in range(300):
-        supervisor._end_frozen(1000.0 + tenth / 10)
+    _check_for(supervisor, 1000.0, 30.0)
     silences = ((False, 11.0), (True, 9.0))  # It may hold Python's lock; or it may resume.
     for member.worker.is_stopped, member.worker.silent_secs in silences:
-        supervisor._end_frozen(1030.1)
+        _check_for(supervisor, 1030.1)
     assert not log
     member.worker.silent_secs = 11.0
-    supervisor._end_frozen(1030.2)
+    _check_for(supervisor, 1030.2)
     assert log == ["end actor after 11 s"]
     member.restart_policy = lp.RestartPolicy(frozen_after_secs=None)
-    supervisor._end_frozen(1030.3)
+    _check_for(supervisor, 1030.3)
     assert len(log) == 1, "this node may be silent for ever"

@@ -49,6 +49,8 @@ def run(command: list[str], directory: Path, deadline: float) -> tuple[int, str 
     # `tmp_path` stays at its usual place, so that the files of failed tests can be inspected.
     environment = {"PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), **os.environ}
     environment |= {DIRECTORY_VARIABLE: str(directory), "TMPDIR": str(temporary)}
+    # Only the plugins below: the others take each process a second to import.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     end = time.monotonic() + deadline
     reason = None
     with forked.shared(directory / "forked") as variables:
@@ -83,7 +85,9 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=2400, help="seconds for the whole run")
     parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
     options, arguments = parser.parse_known_args()
-    command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
+    command = [sys.executable, "-m", "pytest"]
+    for plugin in ("xdist.plugin", "pytest_timeout", "tests.suite.plugin"):
+        command += ["-p", plugin]
     if options.workers > 1:
         # The plugin keeps files whole and starts long ones first.
         command += ["-n", str(options.workers), "--dist", "loadfile", "--no-loadscope-reorder"]

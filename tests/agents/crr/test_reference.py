@@ -5,12 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from acme import specs
 
 from agents.crr import CRRConfig
 from agents.crr.agent import CRR
-from agents.learning.weights import copy_variables
-from agents.replay.config import ReplayConfig
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
@@ -32,17 +29,8 @@ CONFIG = CRRConfig(
     target_update_rate=0.3,
     max_gradient_norm=None,
     global_batch_size=reference.BATCH,
-    replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
+    replay=reference.REPLAY,
 )
-SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
-
-
-def weights_of(module):
-    networks = {}
-    for name in ("policy", "critic"):
-        networks[name] = getattr(module.online, name)
-        networks[f"target_{name}"] = getattr(module.target, name)
-    return copy_variables(networks, networks)
 
 
 def log_probabilities(weights, prefix, observation, action):
@@ -50,17 +38,14 @@ def log_probabilities(weights, prefix, observation, action):
     return numpy_step.log_probabilities(weights, prefix, observation, action)[0]
 
 
-class NumpyCRR:
+class NumpyCRR(reference.ActorCritic):
     """Wang et al. 2020 (arXiv:2006.15134), Algorithm 1, on the critic of D4PG."""
 
     def __init__(self, config, atoms, weights):
+        super().__init__(
+            weights, critic=config.critic_learning_rate, policy=config.policy_learning_rate
+        )
         self.config, self.atoms = config, atoms.astype(np.float64)
-        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
-        self._adams = {
-            "critic": reference.Adam(config.critic_learning_rate),
-            "policy": reference.Adam(config.policy_learning_rate),
-        }
-        self.steps = 0
         self.action_weights = []
 
     def _mixture(self, weights, prefix, observation):
@@ -108,8 +93,7 @@ class NumpyCRR:
         a_next = self._sample(self._mixture(self.weights, "target_", o_next), stream=2)
         bootstrap = np.exp(log_probabilities(self.weights, "target_", o_next, a_next))
         target = project(r, d, bootstrap, self.atoms)
-        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.TOTAL_STEPS)
-        importance = reference.importance(probabilities, table_size, beta)
+        importance = self.importance(probabilities, table_size)
         action_weights = self._action_weights(o, a)
         self.action_weights.append(action_weights)
 
@@ -128,18 +112,14 @@ class NumpyCRR:
         }
         entropy = -(target * np.log(np.where(target > 0, target, 1))).sum(-1)
         priorities = np.maximum(cross_entropy(self.weights) - entropy, 0)
-        gradients = {
-            name: reference.gradient(loss, self.weights, reference.names(self.weights, name))
-            for name, loss in losses.items()
-        }
+        gradients = self.gradients(losses)
         metrics = {
             "critic_loss": losses["critic"](self.weights),
             "policy_loss": policy_loss(self.weights),
             "action_weight": action_weights.mean(),
             "policy_gradient_norm": reference.norm(gradients["policy"]),
         }
-        for name, adam in self._adams.items():
-            self.weights = adam.apply(self.weights, gradients[name])
+        self.train(gradients)
         self.steps += 1
         self.weights = reference.update_targets(self.weights, self.config.target_update_rate)
         return priorities, metrics
@@ -154,22 +134,16 @@ def test_every_variable_is_that_of_the_reference_after_every_step(
     replicator_name, weighting, advantage
 ):
     config = dataclasses.replace(CONFIG, weighting=weighting, advantage=advantage, max_weight=1.2)
-    agent, made = CRR(config, SPEC), []
-
-    def make_reference(weights):
-        made.append(NumpyCRR(config, agent.value_range.atoms(), weights))
-        return made[0]
-
-    reference.check_training(
+    agent = CRR(config, reference.SPEC)
+    trained = reference.check_training(
         replicator_name,
         agent,
-        make_reference,
-        weights_of,
+        lambda weights: NumpyCRR(config, agent.value_range.atoms(), weights),
         lambda path, number: True,
-        local_metrics=["policy_gradient_norm"],
         rtol=5e-4,
         atol=1e-4,
+        local_metrics=["policy_gradient_norm"],
     )
     # Weights lie on both sides of the limit; otherwise, it would not be tested.
-    weights = np.concatenate(made[0].action_weights)
+    weights = np.concatenate(trained.action_weights)
     assert len(np.unique(weights)) > 1 and weights.max() == {"exp": 1.2, "binary": 1.0}[weighting]

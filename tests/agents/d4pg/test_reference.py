@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
-from acme import specs
 
 from agents.d4pg import D4PGConfig
 from agents.d4pg.agent import D4PG
-from agents.learning.weights import copy_variables
 from agents.networks import actor_critic
 from agents.networks.encoders import IdentityEncoder
 from agents.observations import StateObservations
@@ -22,7 +20,6 @@ from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 
 FEATURES = 3
-SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
 CONFIG = D4PGConfig(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
@@ -55,15 +52,6 @@ class Encoder(snt.Module):
 
     def __call__(self, observation):
         return tf.tanh(observation @ self.w + self.b)
-
-
-def weights_of(module):
-    """Copies of all six networks' variables, by path."""
-    networks = {
-        **module.online._asdict(),
-        **{f"target_{name}": network for name, network in module.target._asdict().items()},
-    }
-    return copy_variables(networks, networks)
 
 
 def settings_of(config, atoms, free_preactivation):
@@ -102,24 +90,16 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
     # The inputs of tanh are small here; the limit must lie among them.
     monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
-    agent = D4PG(config, SPEC)
-    agent.observations = StateObservations(config, SPEC, make_encoder)
-    made = []
-
-    def make_reference(weights):
-        settings = settings_of(config, agent.value_range.atoms(), free_preactivation)
-        made.append(NumpyD4PG(settings, weights))
-        return made[0]
-
-    reference.check_training(
+    agent = D4PG(config, reference.SPEC)
+    agent.observations = StateObservations(config, reference.SPEC, make_encoder)
+    settings = settings_of(config, agent.value_range.atoms(), free_preactivation)
+    trained = reference.check_training(
         replicator_name,
         agent,
-        make_reference,
-        weights_of,
+        lambda weights: NumpyD4PG(settings, weights),
         lambda path, number: not path.startswith("target_") or number % 2 == 1,
-        local_metrics=[],
         rtol=2e-4,
         atol=2e-5,
     )
     # Norms lie on both sides of each limit; otherwise, the limits would not be tested.
-    assert set(made[0].clipped_actions) == {True, False} == set(made[0].clipped_gradients)
+    assert set(trained.clipped_actions) == {True, False} == set(trained.clipped_gradients)

@@ -8,7 +8,6 @@ from acme import specs
 
 from agents.dqn.agent import DQN
 from agents.dqn.config import DQNConfig
-from agents.learning.weights import copy_variables
 from agents.replay.config import ReplayConfig
 from environments.flat import MaskedArray
 from tests.agents import actor_critic_reference as reference
@@ -49,12 +48,6 @@ CASES = {
 }
 
 
-def weights_of(module):
-    """Copies of all networks' variables, by path."""
-    networks = {"policy": module.online.policy, "target_policy": module.target.policy}
-    return copy_variables(networks, networks)
-
-
 def spec_of(observations):
     return specs.EnvironmentSpec(
         observations=observations,
@@ -83,21 +76,13 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
         exponent_end=config.replay.importance_exponent_end,
         importance_steps=reference.TOTAL_STEPS,
     )
-    made = []
-
-    def make_reference(weights):
-        made.append(NumpyDQN(settings, weights))
-        return made[0]
-
-    reference.check_training(
+    trained = reference.check_training(
         replicator_name,
         agent,
-        make_reference,
-        weights_of,
+        lambda weights: NumpyDQN(settings, weights),
         lambda path, number: not path.startswith("target_") or number % 2 == 1,
-        local_metrics=[],
         rtol=2e-4,
         atol=2e-5,
     )
     # Norms lie on both sides of the limit; otherwise, it would not be tested.
-    assert set(made[0].clipped_gradients) == {True, False}
+    assert set(trained.clipped_gradients) == {True, False}

@@ -183,11 +183,8 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     unrolls = make_unrolls(is_discrete)
     samples = Sample((), (), (), unrolls)
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    inputs = replicator.make_inputs(reference.batches(samples, BATCH))
+    step = replicator.replicate(module.step_fn, inputs, 1)
     for number in range(STEPS):
         outputs = replicator.local_results(step())
         rows = slice(number * BATCH, (number + 1) * BATCH)

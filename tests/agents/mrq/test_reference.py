@@ -16,6 +16,7 @@ from agents.replay.sequences import Sequence
 from agents.replay.transitions import Sample
 from environments.flat import MaskedArray
 from tests.agents import fixed_samples
+from tests.agents.actor_critic_reference import batches
 from tests.agents.learner_checks import check_metrics
 from tests.agents.mrq.numpy_step import NumpyMRQ
 
@@ -136,11 +137,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     )
     samples = make_samples(STEPS * BATCH, num_actions)
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(batches(samples)), 1)
     seen = []
     for number in range(STEPS):
         outputs = replicator.local_results(step())

@@ -22,7 +22,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("plain_graphs")]
 
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
@@ -127,9 +127,9 @@ def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
         d4pg.command.train(options(run.path, env="cartpole:balance", frame=other))
 
 
-def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("untrained")
+def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path):
     """Its discount of an action and its renderer follow from its own task and machine."""
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
     agent = dataclasses.replace(SMALL, discount="auto", precision="auto")
     changes = {"frame": PixelConfig(24, 24), "agent": agent, "action_repeat": None}
@@ -167,14 +167,14 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
     assert after["options"] == before["options"] | {"steps": 1700}
 
 
-def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch, capsys):
+def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, untrained, capsys):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     long = {"agent": agent, "steps": 2**33}
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
         d4pg.command.train(options(tmp_path / "run", **long))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
+    assert not untrained
     # A short run does not fill it.
     asked = options(
         tmp_path / "short",

@@ -34,6 +34,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run import RunListener
 from tests.suite import forked
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 TARGET = "environments.fakes:target"
 SMALL = D4PGConfig(
     policy_layers=(32, 32),
@@ -175,7 +176,7 @@ def test_a_run_that_was_killed_before_its_plot_gets_it_by_the_same_command(run_d
     assert not [file for file in leftovers if file.parent.exists()]
 
 
-def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys, monkeypatch):
+def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys, untrained):
     """Each actor's last action was repeated beyond the run's steps."""
     progress = latest_progress(run_dir) | {"environment_steps": 1030}
     Checkpointer(run_dir / "checkpoints").save(
@@ -188,9 +189,8 @@ def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, ca
     evaluations = run_dir / "metrics" / "evaluator.csv"
     header, *rows = evaluations.read_text().splitlines()
     evaluations.write_text("\n".join([header, *rows[:-1]]) + "\n")  # Stopped before the last one.
-    continued = []
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: continued.append(1) or 0)
-    assert d4pg.command.train(options(run_dir)) == 0 and continued
+    assert not untrained
+    assert d4pg.command.train(options(run_dir)) == 0 and untrained
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
@@ -208,9 +208,9 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
+@pytest.mark.usefixtures("untrained")
 def test_a_run_is_warned_of_before_it_starts(tmp_path, monkeypatch, caplog):
     """A row holds two observations of 2 numbers, an action, a return and a discount."""
-    monkeypatch.setattr("agents.runs.run._run", lambda *_: 0)
     monkeypatch.setattr("agents.runs.preparation.available_memory", lambda: 2e9)
     assert d4pg.command.train(options(tmp_path / "a", steps=201)) == 0
     assert not caplog.records

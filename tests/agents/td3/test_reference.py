@@ -4,15 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from acme import specs
 
-from agents.learning.weights import copy_variables
 from agents.networks import actor_critic
-from agents.replay.config import ReplayConfig
 from agents.td3 import TD3Config
 from agents.td3.agent import TD3
 from tests.agents import actor_critic_reference as reference
-from tests.agents import fixed_samples
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 FREE_PREACTIVATION = 0.3
@@ -27,29 +23,12 @@ CONFIG = TD3Config(
     target_noise_sigma=0.4,
     target_noise_clip=0.3,
     global_batch_size=reference.BATCH,
-    replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
+    replay=reference.REPLAY,
 )
-SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
 
 
-def weights_of(module):
-    networks = {
-        "policy": module.online.policy,
-        "critic": module.online.critic,
-        "target_policy": module.target.policy,
-        "target_critic": module.target.critic,
-    }
-    return copy_variables(networks, networks)
-
-
-class NumpyTD3:
+class NumpyTD3(reference.ActorCritic):
     """Fujimoto et al. 2018 (arXiv:1802.09477), Algorithm 1."""
-
-    def __init__(self, weights):
-        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
-        self._policy_adam = reference.Adam(CONFIG.policy_learning_rate)
-        self._critic_adam = reference.Adam(CONFIG.critic_learning_rate)
-        self.steps = 0
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""
@@ -62,12 +41,8 @@ class NumpyTD3:
         assert {True, False} == set((np.abs(noise) < 0.3).ravel())
         a_next = np.clip(a_next + noise, -1.0, 1.0)
         target = r + d * reference.twin(start, "target_", o_next, a_next).min(-1)
-        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.TOTAL_STEPS)
-        importance = reference.importance(probabilities, table_size, beta)
-
-        def critic_loss(weights):
-            errors = target[:, None] - reference.twin(weights, "", o, a)
-            return (importance * (0.5 * errors**2).sum(-1)).mean()
+        importance = self.importance(probabilities, table_size)
+        critic_loss, priorities = self.twin_loss(target, importance, o, a)
 
         def policy_loss(weights):
             x = reference.mlp(weights, "policy", o)
@@ -76,20 +51,18 @@ class NumpyTD3:
             assert {True, False} == set((excess > 0).ravel())
             return (CONFIG.preactivation_penalty / 2 * (excess**2).sum(-1) - q).mean()
 
-        priorities = np.abs(target[:, None] - reference.twin(start, "", o, a)).max(-1)
-        critic = reference.gradient(critic_loss, start, reference.names(start, "critic"))
+        self.steps += 1
+        is_due = self.steps % CONFIG.policy_delay == 0
+        losses = {"critic": critic_loss} | ({"policy": policy_loss} if is_due else {})
+        gradients = self.gradients(losses)
         metrics = {
             "critic_loss": critic_loss(start),
             "q_mean": reference.twin(start, "", o, a).mean(),
-            "critic_gradient_norm": reference.norm(critic),
-            "policy_gradient_norm": 0.0,
+            "critic_gradient_norm": reference.norm(gradients["critic"]),
+            "policy_gradient_norm": reference.norm(gradients.get("policy", {})),
         }
-        self.steps += 1
-        self.weights = self._critic_adam.apply(start, critic)
-        if self.steps % CONFIG.policy_delay == 0:
-            policy = reference.gradient(policy_loss, start, reference.names(start, "policy"))
-            metrics["policy_gradient_norm"] = reference.norm(policy)
-            self.weights = self._policy_adam.apply(self.weights, policy)
+        self.train(gradients)
+        if is_due:
             self.weights = reference.update_targets(self.weights, CONFIG.target_update_rate)
         return priorities, metrics
 
@@ -107,14 +80,14 @@ def test_every_variable_is_that_of_the_reference_after_every_step(
     def is_due(path, number):
         return path.startswith("critic") or number % CONFIG.policy_delay == CONFIG.policy_delay - 1
 
-    agent = TD3(dataclasses.replace(CONFIG, value_scale=value_scale), SPEC)
     reference.check_training(
         replicator_name,
-        agent,
-        NumpyTD3,
-        weights_of,
+        TD3(dataclasses.replace(CONFIG, value_scale=value_scale), reference.SPEC),
+        lambda weights: NumpyTD3(
+            weights, policy=CONFIG.policy_learning_rate, critic=CONFIG.critic_learning_rate
+        ),
         is_due,
-        local_metrics=["critic_gradient_norm"],
         rtol=2e-4,
         atol=3e-5,
+        local_metrics=["critic_gradient_norm"],
     )

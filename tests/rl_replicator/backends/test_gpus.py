@@ -46,9 +46,16 @@ def operations(replicator, step_fn, batch):
     return counts
 
 
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_gpus_add_up_with_nccl(monkeypatch):
+@pytest.fixture
+def absent_gpus(monkeypatch):
+    """Two GPUs, for which steps can be traced."""
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("traces absent GPUs")
     monkeypatch.setattr(devices, "_available", lambda: GPUS)
+
+
+@pytest.mark.usefixtures("absent_gpus")
+def test_gpus_add_up_with_nccl():
     counts = trace(rr.MultiDeviceReplicator(devices=GPUS))
     sums = {device: n for (op, device), n in counts.items() if op == "NcclAllReduce"}
     # Each GPU sums the gradients and the gathered values.
@@ -58,9 +65,8 @@ def test_gpus_add_up_with_nccl(monkeypatch):
         assert counts[op, "GPU:0"] == counts[op, "GPU:1"] > 0
 
 
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_the_reduction_can_be_chosen(monkeypatch):
-    monkeypatch.setattr(devices, "_available", lambda: GPUS)
+@pytest.mark.usefixtures("absent_gpus")
+def test_the_reduction_can_be_chosen():
     ops = tf.distribute.HierarchicalCopyAllReduce()
     replicator = rr.MultiDeviceReplicator(devices=GPUS, cross_device_ops=ops)
     assert not [op for op, _ in trace(replicator) if op == "NcclAllReduce"]

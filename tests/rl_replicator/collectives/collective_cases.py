@@ -6,12 +6,12 @@ import tensorflow as tf
 from rl_replicator import collectives
 
 FLOATS = ("float32", "float64", "float16", "bfloat16", "complex64")
-DTYPES = (*FLOATS, "int32", "int64", "uint8", "uint64", "bool")
-# Every dtype; scalars, matrices and an empty array. The first goes through all collectives.
-FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((2, 2), "complex64")]
-FIXED += [((2, 3) if i % 2 else (), d) for i, d in enumerate(DTYPES)]
-# Other shapes: of three axes, and of a length of 1.
-SHAPES = [((3, 0, 2), "float32"), ((2, 1, 3), "bfloat16"), ((1,), "int64")]
+# Every dtype; scalars, matrices, an empty array, and axes of length 1.
+FIXED = [
+    *(((2,), "float32"), ((3, 0, 2), "float32"), ((2, 2), "complex64"), ((2, 1, 3), "bfloat16")),
+    *(((1,), "int64"), ((2, 3), "float64"), ((2, 3), "int32"), ((2, 3), "uint8"), ((2, 3), "bool")),
+    *(((), dtype) for dtype in ("float32", "float16", "complex64", "uint64")),
+]
 
 
 def has_order(x):

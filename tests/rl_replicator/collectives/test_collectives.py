@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).parents[3]
 # The inputs of all collectives, for each number of replicas: one step each, because compilation
 # takes most of the time.
 SPECS = {
-    1: [cases.FIXED[0], *cases.SHAPES],
-    2: [*cases.FIXED, *cases.SHAPES],
+    1: cases.FIXED[:5],
+    2: cases.FIXED,
     4: [cases.FIXED[0], ((3, 1), "float16"), ((), "int64")],
 }
 

@@ -96,11 +96,9 @@ def test_the_time_in_which_the_prober_was_frozen_does_not_count(peers, monkeypat
     now = [time.monotonic()]
     monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
     peers.answers[1] = SILENT
-    assert not peers.monitor._sweep()
-    now[0] += 12.0
-    assert not peers.monitor._sweep()
-    now[0] += 0.5
-    assert list(peers.monitor._sweep()) == [1]
+    for passed, found in ((0.0, []), (12.0, []), (0.5, [1])):
+        now[0] += passed
+        assert list(peers.monitor._sweep()) == found
 
 
 def test_a_loss_is_awaited_until_all_peers_have_answered_often(peers, monkeypatch):
