@@ -32,6 +32,7 @@ SUITE = {
 }
 NOT_IN_THE_SUITE = {
     "packages": "installs thirty packages of environments",
+    "own_loops": "measures a learner of yours",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",

@@ -104,12 +104,14 @@ class Pauses(tf.keras.callbacks.Callback):
             self._go.acquire()
 
 
-def fitted(model: tf.keras.Model, dataset: tf.data.Dataset, steps: int, batch: int) -> harness.Side:
+def fitted(
+    model: tf.keras.Model, dataset: tf.data.Dataset, steps: int, batch: int, noun: str = "images"
+) -> harness.Side:
     """Returns a side whose samples are steps of one long call of `fit`."""
     pauses = Pauses(steps)
     arguments = {"steps_per_epoch": 1_000_000, "callbacks": [pauses], "verbose": 0}
     threading.Thread(target=model.fit, args=[dataset], kwargs=arguments, daemon=True).start()
-    return harness.clocked(pauses.take, steps * batch, "images")
+    return harness.clocked(pauses.take, steps * batch, noun)
 
 
 SIDES = {RESNET: resnet, RESNET_KERAS: resnet_keras}
