@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,14 @@ from typing import Any
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli.main import ERROR_PREFIX
+from rl_replicator.processes import gpus
 from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 _FOLDER = "films"
 _NICENESS = 10
+# What Python prints about the error of a destructor, which follows from another one.
+_IGNORED = re.compile(r"^Exception ignored in: .*\n(Traceback .*\n( .*\n)*.*\n?)?", re.MULTILINE)
 # (directory of the run, file to write) -> command.
 Command = Callable[[Path, Path], Sequence[str]]
 
@@ -53,8 +57,9 @@ class _Film:
         """
         # A film that blocks on a full pipe, which is not read, would never end.
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see failure
-        # TensorFlow would take the memory of the learner's GPUs.
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        # TensorFlow would take the memory of the learner's GPUs. Without any, the variable stays as
+        # it is, because robosuite reads it, too, and accepts no empty list.
+        env = {**os.environ, **({gpus.VISIBLE: ""} if gpus.visible() else {})}
         self.process = subprocess.Popen(list(command), stderr=self._errors, env=env, **how)
 
     def failure(self) -> str | None:
@@ -62,7 +67,8 @@ class _Film:
         status = self.process.wait()
         with self._errors as errors:
             errors.seek(0)
-            *_, last = errors.read().strip().splitlines() or [f"it ended with status {status}"]
+            lines = _IGNORED.sub("", errors.read()).strip().splitlines()
+        *_, last = lines or [f"it ended with status {status}"]
         return last.removeprefix(ERROR_PREFIX) if status else None
 
 

@@ -10,6 +10,7 @@ import pytest
 from agents.runs.films import Films, film_at_the_end
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.processes import gpus
 from rl_replicator.runs.run_directory import RunDirectory
 
 TOUCH = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
@@ -23,6 +24,14 @@ with playing.film(pathlib.Path(sys.argv[1])):
 """
 REFUSE = "import sys; sys.exit(print('rl-replicator: error: no pygame', file=sys.stderr) or 2)"
 CRASH = "raise RuntimeError('a fault')"
+CRASH_TWICE = """
+class HalfMade:
+    def __init__(self):
+        raise RuntimeError("a fault")
+    def __del__(self):
+        self.context.free()
+HalfMade()
+"""
 
 
 @pytest.fixture
@@ -97,6 +106,7 @@ def test_the_end_of_a_run_keeps_a_film_that_is_complete(run, caplog):
     [
         ([sys.executable, "-c", REFUSE], "no pygame"),
         ([sys.executable, "-c", CRASH], "RuntimeError: a fault"),
+        ([sys.executable, "-c", CRASH_TWICE], "RuntimeError: a fault"),
         (["no-such-program"], "[Errno 2] No such file or directory: 'no-such-program'"),
     ],
 )
@@ -115,3 +125,13 @@ def test_a_film_that_fails_is_one_warning_and_the_last(run, capfd, caplog, words
         f"no further films are made: {reason}",
     ]
     assert len(starts) == 1 and capfd.readouterr().err == ""
+
+
+def test_a_film_hides_gpus_only_where_there_are_some(run, caplog, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code = "import os, sys; sys.exit(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
+    for visible in ([], ["0"]):
+        monkeypatch.setattr(gpus, "visible", lambda visible=visible: visible)
+        film_at_the_end(run, lambda run_dir, out: [sys.executable, "-c", code])
+    found = [record.getMessage() for record in caplog.records]
+    assert found == ["no video was made: None", "no video was made: ''"]
