@@ -211,6 +211,10 @@ def _one_hot(depth: int, dtype: str) -> Any:
     return lambda x, out: _into(out, (x[..., None] == np.arange(depth)).astype(dtype))
 
 
+def _transpose(perm: Any) -> Any:
+    return lambda x, out: _into(out, x.transpose(perm))
+
+
 def _reshape(shape: Any) -> Any:
     return lambda x, out: _into(out, x.reshape(shape))
 
@@ -253,6 +257,7 @@ OPERATIONS: dict[str, Any] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
     "Tanh": np.tanh,
+    "Transpose": _transpose,
 }
 
 

@@ -192,6 +192,10 @@ def _softmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -
     graph.node("Softmax", inputs, out, axis=-1)
 
 
+def _transpose(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Transpose", inputs, out, perm=operation["perm"])
+
+
 def _conv(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     x = graph.node("Transpose", inputs[:1], f"{out}/x", perm=_TO_CHANNELS_FIRST)
     filters = graph.node("Transpose", inputs[1:], f"{out}/filters", perm=[3, 2, 0, 1])
@@ -227,4 +231,5 @@ _SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Softmax": _softmax,
+    "Transpose": _transpose,
 }

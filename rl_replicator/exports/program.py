@@ -8,6 +8,7 @@ output; the rest are its attributes. NumPy and ONNX have equivalents of all oper
     MatMul [transpose_a, transpose_b]   Softmax   Select   Cast [dtype]   Concat [axis]
     Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
     Slice [starts, stops, steps: one per axis; a start or stop of None means no bound]
+    Transpose [perm: the axes of the input in the order of those of the output]
     Broadcast [shape: 1 keeps the input's size]   OneHot [depth, dtype: adds a last axis]
     ArgMax [dtype: removes the last axis]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
@@ -161,7 +162,7 @@ _ALIASES = frozenset(
     {"Identity", "IdentityN", "PreventGradient", "ReadVariableOp", "Snapshot", "StopGradient"}
 )
 # Operations whose second input is the shape of the result. The static shape is used instead.
-_SHAPED = ("BroadcastTo", "Reshape")
+_SHAPED = ("BroadcastTo", "Reshape", "ResizeNearestNeighbor")
 
 Translator = Callable[[Writer, Any, list[str]], str | list[str]]
 
@@ -304,11 +305,35 @@ def _argmax(writer: Writer, op: Any, inputs: list[str]) -> str:
 def _batch_norm(writer: Writer, op: Any, inputs: list[str]) -> str:
     _check(not op.get_attr("is_training"), "batch normalization by stored statistics", op)
     _check_images(op)
+    if any(tf.get_static_value(x) is None for x in op.inputs[1:]):  # Sonnet computes them.
+        padded = [inputs[4], writer.constant(op, "epsilon", op.get_attr("epsilon"))]
+        root = writer.emit(op.name, "Sqrt", [writer.emit(op.name, "Add", padded)])
+        ratio = writer.emit(op.name, "Div", [inputs[1], root])
+        centred = writer.emit(op.name, "Sub", [inputs[0], inputs[3]])
+        return writer.emit(
+            op.name, "Add", [writer.emit(op.name, "Mul", [centred, ratio]), inputs[2]]
+        )
     scale, offset, mean, variance = (_static(op, index) for index in (1, 2, 3, 4))
     # Constants are folded in float64, so that only the two remaining operations round.
     slope = scale.astype(np.float64) / np.sqrt(variance + np.float64(op.get_attr("epsilon")))
     scaled = writer.emit(op.name, "Mul", [inputs[0], writer.constant(op, "slope", slope)])
     return writer.emit(op.name, "Add", [scaled, writer.constant(op, "rest", offset - slope * mean)])
+
+
+def _transpose(writer: Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Transpose", inputs[:1], perm=_static(op, 1).tolist())
+
+
+def _enlarge(writer: Writer, op: Any, inputs: list[str]) -> str:
+    """Repeats the rows and columns of images."""
+    (_, rows, columns, channels), shape = op.inputs[0].shape, op.outputs[0].shape
+    sizes = (rows, columns, *shape[1:3])
+    got = f"a resize from {op.inputs[0].shape} to {shape}"
+    _check(None not in sizes and not (shape[1] % rows or shape[2] % columns), "repeats", op, got)
+    x = writer.emit(op.name, "Reshape", inputs[:1], shape=[-1, rows, 1, columns, 1, channels])
+    wide = [1, rows, shape[1] // rows, columns, shape[2] // columns, channels]
+    x = writer.emit(op.name, "Broadcast", [x], shape=wide)
+    return writer.emit(op.name, "Reshape", [x], shape=[-1, *shape[1:]])
 
 
 def _slice(writer: Writer, op: Any, inputs: list[str]) -> str:
@@ -420,6 +445,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "Conv2D": _conv,
     "ExpandDims": _reshape,
     "Expm1": _expm1,
+    "FusedBatchNormV2": _batch_norm,  # Of Sonnet.
     "FusedBatchNormV3": _batch_norm,
     "LeakyRelu": _leaky_relu,
     "Log1p": _log1p,
@@ -434,6 +460,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "RealDiv": _same("Div"),
     "Relu": _relu,
     "Reshape": _reshape,
+    "ResizeNearestNeighbor": _enlarge,
     "Rsqrt": _rsqrt,
     "SelectV2": _same("Select"),
     "Split": _split(0, 1),
@@ -443,4 +470,5 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "Squeeze": _reshape,
     "StridedSlice": _slice,
     "Sum": _reduce("Sum"),
+    "Transpose": _transpose,
 }

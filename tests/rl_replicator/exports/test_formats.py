@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator.errors import DiskError, UsageError
@@ -121,6 +122,23 @@ def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
 
 
 @pytest.mark.parametrize("runtime", [numpy, onnx])
+def test_a_generator_with_sonnets_batch_norm(tmp_path, runtime):
+    norm = snt.BatchNorm(create_scale=True, create_offset=True)
+    x = tf.constant(RANDOM.normal(size=(6, 3, 4, 2)).astype(np.float32))
+    for _ in range(3):
+        norm(3 * x + 1, is_training=True)
+
+    def generator(x):
+        x = tf.image.resize(norm(x, is_training=False), [6, 12], "nearest")
+        return {"y": tf.transpose(x, [0, 3, 1, 2])}
+
+    model = model_of(generator, x=tf.TensorSpec([None, 3, 4, 2]))
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    found = runtime(tmp_path / "model")(x=x.numpy())["y"]
+    np.testing.assert_allclose(found, generator(x)["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("runtime", [numpy, onnx])
 def test_explicit_padding(tmp_path, runtime):
     """Networks from PyTorch have it: where SAME pads by 0 and 1, they pad by 1 and 1."""
     pads = [[0, 0], [1, 0], [1, 2], [0, 0]]
@@ -150,6 +168,10 @@ def test_explicit_padding(tmp_path, runtime):
                 )
             },
             "plain convolutions, got dilations of 1, 2, 2, 1",
+        ),
+        (
+            lambda x: {"y": tf.image.resize(tf.ones([1, 2, 2, 1]) * x[0], [3, 3], "nearest")},
+            r"repeats, got a resize from \(1, 2, 2, 1\) to \(1, 3, 3, 1\)",
         ),
         (lambda x: {"y": tf.reduce_sum(x, 0)}, r"outputs of shape .*, got \(1,\) for 'y'"),
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
