@@ -301,7 +301,8 @@ def _check_mask(leaves: Mapping[Any, Any], drops_images: bool, num_actions: int)
         return mask_size(leaves.get(()))  # In the form of agents already.
     if drops_images:
         raise EnvironmentSpecError(
-            f"expected no {MASK} with --pixels, got one; only agents from the state know it"
+            f"expected no {MASK} with --pixels, got one; train from the state, or leave it out "
+            "of the observation"
         )
     if not isinstance(mask, specs.Array) or mask.shape != (num_actions,):
         raise EnvironmentSpecError(
