@@ -242,7 +242,8 @@ def test_a_node_whose_machine_falls_silent_is_given_up(ray_connection):
     wait_until(lambda: ended)
     time.sleep(0.3)
     assert [worker.name for worker, _ in ended] == ["there/0"]
-    assert ended[0][1].message == "its machine was silent for 12 s" and len(lost) == 1
+    told = "its machine was silent for 12 s (it gets nodes again once Ray on it is started anew)"
+    assert ended[0][1].message == told and len(lost) == 1
     for worker in workers:
         worker.close()
 

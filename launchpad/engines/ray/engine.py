@@ -241,7 +241,10 @@ class RayWorker(lp_channel.RemoteWorker):
         if not self._has_ended:
             lost.add(self._runs_on)
             self.kill()
-            text = f"its machine was silent for {ports.SILENCE_SECONDS:g} s"
+            text = (
+                f"its machine was silent for {ports.SILENCE_SECONDS:g} s (it gets nodes again once "
+                "Ray on it is started anew)"
+            )
             self.report_end(errors.ExceptionRecord(errors.PROCESS_DIED, text, ""))
 
     def _await_end(self, end: Any) -> None:
