@@ -35,7 +35,7 @@ from typing import Any
 HOSTS = {"lp-a": "10.77.41.1", "lp-b": "10.77.41.2"}
 ADDRESS = "10.77.41.1:6379"
 _NUM_ACTORS = 4
-_START_SECS = 60.0
+_START_SECS = 180.0
 _RECOVERY_SECS = 300.0
 _NOBODY = "02:00:00:00:00:99"
 _SILENT_SECS = 2.0  # An actor that is not heard for so long does not live.

@@ -26,12 +26,19 @@ def to_plain(value: Any, name: str = "settings") -> Any:
       name: its name in messages.
 
     Raises:
-      ConfigError: if a value has a type that cannot be stored.
+      ConfigError: if a value has a type, or characters, that cannot be stored.
     """
     import pydantic_core
 
     try:
-        return pydantic_core.to_jsonable_python(value)
+        plain = pydantic_core.to_jsonable_python(value)
+        json.dumps(plain, ensure_ascii=False).encode()
+        return plain
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"expected text in the encoding of this locale for {name!r}, got {value!r}; set "
+            "LC_ALL=C.UTF-8"
+        ) from None
     except pydantic_core.PydanticSerializationError as error:
         raise ConfigError(
             f"expected a type that config.json can hold for {name!r}, got {value!r} ({error}); "

@@ -35,6 +35,7 @@ def network(images, labels):
     steep = tf.nn.leaky_relu(logits, 1.5)
     waves = tf.concat(tf.split(tf.sin(logits) + tf.cos(2 * logits), 2, axis=1), axis=0)
     bent = tf.math.expm1(logits) + tf.math.log1p(tf.abs(logits))
+    shares = tf.nn.softmax(logits + 100.0)  # exp(100) is no float32.
     return {
         "image": tf.round(10 * x),
         "classes": classes,
@@ -42,6 +43,7 @@ def network(images, labels):
         "steep": steep,
         "waves": waves,
         "bent": bent,
+        "shares": shares,
     }
 
 
@@ -248,6 +250,16 @@ def test_images_of_any_size(tmp_path):
     model = model_of(lambda images: convolved(images, "SAME"), **inputs)
     with pytest.raises(UsageError, match="images of a known size where padding is SAME"):
         formats.write(model, "numpy", tmp_path / "same")
+
+
+def test_a_file_names_operations_of_the_table_alone(tmp_path):
+    formats.write(model_of(lambda x: {"y": -x}, x=tf.TensorSpec([None])), "numpy", tmp_path / "m")
+    with np.load(tmp_path / "m" / "model.npz") as file:
+        arrays = dict(file)
+    arrays["program"] = np.array(str(arrays["program"]).replace('"Neg"', '"load"'))
+    np.savez(tmp_path / "crafted.npz", **arrays)
+    with pytest.raises(KeyError, match="load"):
+        standalone.Model(tmp_path / "crafted.npz")
 
 
 def test_the_zoo_has_the_model_file_of_today():

@@ -140,3 +140,10 @@ def test_only_what_is_auto_becomes_that_of_the_run():
     assert settled(Config(), stored) == Config("valid")
     assert settled(Config("same"), stored) == Config("same")
     assert settled(Config(), {}) == Config()
+
+
+def test_text_that_the_locale_cannot_write_is_refused_in_one_line():
+    """Such as the bytes of a path in UTF-8 where the locale is ASCII."""
+    message = r"locale for 'field', got PosixPath\('r.udcc3.udca4'\); set LC_ALL=C.UTF-8$"
+    with pytest.raises(ConfigError, match=message):
+        as_stored(make(Path, Path("r\udcc3\udca4")))

@@ -34,6 +34,7 @@ def test_a_run_has_ended_whatever_it_has_forked(tmp_path):
     run = RunDirectory(tmp_path)
     with run.locked():
         path = str((tmp_path / ".lock").resolve())
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600, "others could lock it, too"
         (number,) = (n for n in os.listdir("/proc/self/fd") if _target(n) == path)
         copy = os.dup(int(number))  # As in a child process.
     assert not run.is_live
