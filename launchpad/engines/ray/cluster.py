@@ -263,7 +263,7 @@ def _init(**options: Any) -> None:
 
     try:
         ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
-    except (RuntimeError, TimeoutError):
+    except Exception:  # Ray raises just this.
         ray.shutdown()
         ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
