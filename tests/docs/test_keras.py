@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 # Sums over a batch are computed in another order, and printed to six places.
 TOLERANCE = 1e-5
+pytestmark = pytest.mark.slow
 
 
 def numbers(text):

@@ -363,6 +363,9 @@ def test_importing_loads_nothing_heavy():
     heavy = ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium", "numpy")
     code = f"import sys, environments; print([x for x in {heavy} if x in sys.modules])"
     assert _fresh_process(code) == "[]"
+    made = "environments.make('environments.fakes:chain', 1)"
+    code = f"import sys, environments; {made}; print('dm_control.suite' in sys.modules)"
+    assert _fresh_process(code) == "False"
 
 
 def test_models_do_not_complain():

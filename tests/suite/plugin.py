@@ -18,8 +18,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
-# Rough weights of the tests' markers, to start long files first.
+# Rough weights of the tests' markers, to start long files first. A limit counts by its seconds.
 _WEIGHTS = {"learning": 60, "processes": 5, "slow": 4}
+_SECONDS_PER_WEIGHT = 30
 # Files whose tests share one Ray: a process that runs any of them starts Ray once and keeps it.
 _RAY = frozenset(
     f"tests/launchpad/test_{name}.py"
@@ -61,7 +62,10 @@ class Plugin:
         weights: collections.Counter[str] = collections.Counter()
         for item in items:
             markers = {marker.name for marker in item.iter_markers()}
-            weights[_scope(item.nodeid)] += 1 + sum(_WEIGHTS.get(name, 0) for name in markers)
+            weight = 1 + sum(_WEIGHTS.get(name, 0) for name in markers)
+            if limit := item.get_closest_marker("timeout"):
+                weight += limit.args[0] // _SECONDS_PER_WEIGHT
+            weights[_scope(item.nodeid)] += weight
         items.sort(key=lambda item: -weights[_scope(item.nodeid)])
 
     @pytest.hookimpl(hookwrapper=True)

@@ -217,6 +217,7 @@ def test_parts_of_other_settings_are_refused(parts_file):
             plan.plan([*parts_file, *words])
 
 
+@pytest.mark.slow
 def test_everything_is_measured(tmp_path, monkeypatch, capsys):
     """A tiny agent on real tables; no figure is compared with a clock."""
     monkeypatch.chdir(tmp_path)
@@ -246,6 +247,7 @@ def test_everything_is_measured(tmp_path, monkeypatch, capsys):
     assert "measuring d4pg on environments.fakes:chain" in printed and "saturates" in printed
 
 
+@pytest.mark.slow
 def test_frames_are_measured_too(tmp_path, monkeypatch, capsys):
     """Their items are longer than the episodes, of 10 actions: windows end in the middle of one."""
     monkeypatch.chdir(tmp_path)

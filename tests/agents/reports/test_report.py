@@ -364,6 +364,7 @@ def test_watch_follows_the_run_and_serves_nothing_else_until_ctrl_c(make_run):
         deadline = time.monotonic() + 240
         while "<b>34</b>" not in get()[1]:
             assert time.monotonic() < deadline
+            time.sleep(0.2)
         with pytest.raises(UsageError, match=rf"--port: expected a free port, got {port} \(Addre"):
             reports.watch([str(run), "--port", str(port)])
         watching.send_signal(signal.SIGINT)

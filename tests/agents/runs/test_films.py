@@ -60,6 +60,7 @@ def films(run, *expected, made=None, steps=0):
             made.tick(steps)
         names = (path.name for path in run.path.glob("films/*"))
         found = sorted(re.sub(r"-[0-9a-f]{8}\.partial", ".partial", name) for name in names)
+        time.sleep(0.02)
     return found == [*expected]
 
 
@@ -118,6 +119,7 @@ def test_a_film_that_fails_is_one_warning_and_the_last(run, capfd, caplog, words
     deadline = time.monotonic() + 60
     while len(caplog.records) < 2 and time.monotonic() < deadline:
         one.tick(10)
+        time.sleep(0.02)
     one.tick(20)
     one.close()
     assert [record.getMessage() for record in caplog.records] == [

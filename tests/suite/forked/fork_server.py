@@ -26,7 +26,8 @@ import tempfile
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
     *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
-    *("tyro", "tensorboardX", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("tyro", "pydantic", "tensorboardX"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
 _NUMBER = 8  # Bytes per number in messages, as in client.py.
 _PR_SET_PDEATHSIG = 1
