@@ -73,21 +73,30 @@ class TrainingTrial(tune.Trainable):
           cwd: working directory of the command.
           python_path: PYTHONPATH of the command, since Ray may be older than that.
         """
-        os.chdir(cwd)
         if python_path is not None:
             os.environ["PYTHONPATH"] = python_path
-        logs = experiment.run_dir / "logs"
-        logs.mkdir(exist_ok=True)
-        with (logs / f"{self.trial_name}.ray.log").open("ab") as log:
+        self._cwd, self._experiment = cwd, experiment
+        os.chdir(cwd)
+        (experiment.run_dir / "logs").mkdir(exist_ok=True)
+        self._processors, self._lock = _claim(tune_folder(experiment), share)
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Goes over to another trial; a new actor would take seconds to import its modules."""
+        os.chdir(self._cwd)  # Ray Tune has changed it.
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        log_path = self._experiment.run_dir / "logs" / f"{self.trial_name}.ray.log"
+        with log_path.open("ab") as log:
             for stream in (1, 2):  # Otherwise Ray prints it between the lines of the table.
                 os.dup2(log.fileno(), stream)
-        self._experiment = experiment
-        self._values = experiment.written(config["trial"]["values"])
-        self._runs = experiment.runs(self.trial_name, self._values)
+        self._values = self._experiment.written(config["trial"]["values"])
+        self._runs = self._experiment.runs(self.trial_name, self._values)
         self._processes: list[RunProcess] = []
         self._num_reported = 0
         self._num_when_killed = -1
-        self._processors, self._lock = _claim(tune_folder(experiment), share)
         copies.complete(self._folder, [run.path for run in self._runs])
 
     def step(self) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def _tune(watch: _Watch) -> None:
         trial_dirname_creator=_name,
         stop=_Stopper(watch),
         callbacks=[watch],
+        # A population pauses trials whose runs go on until their actor ends.
+        reuse_actors=not isinstance(scheduler, PopulationBasedTraining),
         max_failures=2,  # Of an actor, as when its machine is lost: failures of runs are results.
         raise_on_failed_trial=False,
         verbose=0,

@@ -72,7 +72,7 @@ class Hill(OwnTrainable):
             run.describe(NAME, {"options": plain}, plain, score)
             done = len(read_metrics(run.path, "evaluation").get("steps", ()))
             with (options.run_dir / "started.txt").open("a") as file:
-                file.write(f"{done}\n")
+                file.write(f"{done} {os.getppid()}\n")
             height = options.shape.height * (1 + options.is_steep) + options.seed
             figure = height - abs(options.place - 0.25) if is_high else abs(options.place - 0.25)
             writer = MetricWriter(run.path, "steps")

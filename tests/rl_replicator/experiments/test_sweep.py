@@ -181,6 +181,8 @@ def test_failures(tmp_path, run):
     assert run(*words, "--trials", "3")[0] == 1
     status, output, _ = run(*words, "--trials", "3", "--retry-failed")
     assert status == 0 and "3 of 3 trials ended, 3 done" in output
+    started = (tmp_path / "s").glob("*/seed-1/started.txt")
+    assert len({path.read_text().split()[1] for path in started}) == 1  # One actor ran them all.
     blind = (HILL, "--search", "place=uniform(0,1)", "--kind", "blind", "--run-dir", "u")
     status, _, errors = run(*blind)
     assert status == 2 and "expected runs with an evaluation" in errors
