@@ -48,6 +48,25 @@ def service():
     manager.stop_and_wait()
 
 
+_SECRET = b"r" * tls.SECRET_BYTES
+
+
+@pytest.fixture
+def serve():
+    """Starts servers, which end with the test."""
+    servers = []
+
+    def start(address: str = "127.0.0.1:0", secret: bytes = _SECRET, **kwargs):
+        servers.append(rpc_server.MethodServer(secret, address, **kwargs))
+        servers[-1].bind("same", lambda value: value)
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
 def test_arguments_and_results(service):
     assert service.echo(1, "two", key=None) == ((1, "two"), {"key": None})
     assert service.same(lambda x: x + 1)(1) == 2  # Functions are sent by value.
@@ -200,19 +219,9 @@ def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
         assert list(pool.map(service.same, range(200))) == list(range(200))
 
 
-_SECRET = b"r" * tls.SECRET_BYTES
-
-
-def _serve(address: str = "127.0.0.1:0", **kwargs) -> rpc_server.MethodServer:
-    server = rpc_server.MethodServer(_SECRET, address, **kwargs)
-    server.bind("same", lambda value: value)
-    server.start()
-    return server
-
-
 @pytest.fixture
 def runtime():
-    """A node's runtime in this thread; its program has the secret of `_serve`."""
+    """A node's runtime in this thread; its program has the secret of `serve`."""
     info = lp_runtime.ProgramInfo(
         "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
     )
@@ -262,15 +271,15 @@ class _Stranger(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("kind", ["plain", "other program", "other node"])
-def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, kind):
+def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, serve, kind):
     """It collects nothing that it could send to the node's successor, and answers nothing."""
-    server, address = _serve(identity="node"), lp.Address()
+    server, address = serve(identity="node"), lp.Address()
     address.key = "node"
     runtime.publish("node", server.address)
     client = lp.CourierClient(address)
     assert client.same(1) == 1
     server.stop()
-    stranger, successor = _Stranger(server.address, kind), _serve(identity="node")
+    stranger, successor = _Stranger(server.address, kind), serve(identity="node")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         try:
             answer = pool.submit(client.same, 2)
@@ -282,7 +291,6 @@ def test_a_stranger_at_the_port_of_a_dead_node_gets_no_calls(runtime, kind):
         finally:
             runtime.publish("node", successor.address)
             stranger.stop()
-            successor.stop()
 
 
 # What another account attempts: to call a server, which may tell it to run code.
@@ -313,23 +321,20 @@ for channel in channels:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 @pytest.mark.parametrize("way", ["socket", "port"])
-def test_another_account_is_refused(way):
+def test_another_account_is_refused(serve, way):
     at = tls.socket_address(uuid.uuid4().hex) if way == "socket" else "127.0.0.1:0"
-    server = _serve(at)
+    server = serve(at)
     runs = []
     server.bind("", lambda: runs.append(None))
-    try:
-        found = subprocess.run(
-            [sys.executable, "-c", _OTHER_ACCOUNT, server.address],
-            capture_output=True,
-            text=True,
-            timeout=110,
-        )
-        first = "PermissionError" if way == "socket" else "UNAVAILABLE"
-        assert found.stdout.split() == [first, "UNAVAILABLE"], found
-        assert not runs
-    finally:
-        server.stop()
+    found = subprocess.run(
+        [sys.executable, "-c", _OTHER_ACCOUNT, server.address],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    first = "PermissionError" if way == "socket" else "UNAVAILABLE"
+    assert found.stdout.split() == [first, "UNAVAILABLE"], found
+    assert not runs
 
 
 def _listening_ports() -> set:
@@ -363,28 +368,19 @@ def test_sockets_of_killed_processes_are_removed():
     alive.unlink()
 
 
-def test_sockets_that_others_can_replace_are_not_used(tmp_path):
+def test_sockets_that_others_can_replace_are_not_used(serve, tmp_path):
     tmp_path.chmod(0o755)
-    server = _serve(f"unix:{tmp_path}/s")
-    try:
-        with pytest.raises(PermissionError, match="must be a folder that only this user can enter"):
-            lp.CourierClient(server.address).same(1)
-    finally:
-        server.stop()
+    server = serve(f"unix:{tmp_path}/s")
+    with pytest.raises(PermissionError, match="must be a folder that only this user can enter"):
+        lp.CourierClient(server.address).same(1)
 
 
-def test_a_client_of_another_program_is_refused(runtime):
-    server = rpc_server.MethodServer(b"w" * 32)
-    server.start()
-    try:
-        for call in (lambda c: c.same(1), lambda c: c.futures.same(1).result(60)):
-            with pytest.raises(
-                lp.CourierAuthenticationError, match="set LAUNCHPAD_SECRET"
-            ) as caught:
-                call(lp.CourierClient(server.address))
-            assert caught.value.code == 16
-    finally:
-        server.stop()
+def test_a_client_of_another_program_is_refused(runtime, serve):
+    server = serve(secret=b"w" * 32)
+    for call in (lambda c: c.same(1), lambda c: c.futures.same(1).result(60)):
+        with pytest.raises(lp.CourierAuthenticationError, match="set LAUNCHPAD_SECRET") as caught:
+            call(lp.CourierClient(server.address))
+        assert caught.value.code == 16
 
 
 def _send(server, body, number=1, client=b"c" * 16, confirmed=()):
@@ -398,7 +394,7 @@ def _send(server, body, number=1, client=b"c" * 16, confirmed=()):
     return wire.decode(answer, 1)
 
 
-def test_a_repeated_call_runs_once(monkeypatch):
+def test_a_repeated_call_runs_once(serve, monkeypatch):
     """A client that lost its connection sends the same call again, on a new one."""
     runs = []
 
@@ -407,32 +403,29 @@ def test_a_repeated_call_runs_once(monkeypatch):
         time.sleep(0.5)
         return [value, len(runs)]
 
-    server = _serve()
+    server = serve()
     server.bind("slow", slow)
     server.bind("large", lambda: runs.append(0) or bytes(3000))
     body = wire.encode(b"", b"slow", ((7,), {}))
     large = wire.encode(b"", b"large", ((), {}))
-    try:
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            both = [pool.submit(_send, server, body) for _ in range(3)]
-            answers = [each.result() for each in both]
-        answers.append(_send(server, body))  # Ended; its answer is kept.
-        assert answers == [[7, 1]] * 4
-        assert _send(server, body, number=2) == [7, 2] and _send(server, body) == [7, 1]
-        assert _send(server, body, client=b"d" * 16) == [7, 3]
-        # Answers that the client has are dropped; so are the oldest, if there are too many.
-        assert _send(server, body, number=3, confirmed=(1, 2)) == [7, 4]
-        assert _send(server, body) == [7, 5] and _send(server, body, client=b"d" * 16) == [7, 3]
-        monkeypatch.setattr(rpc_server, "MAX_KEPT_BYTES", 10_000)
-        for client in range(3):
-            _send(server, large, client=b"%016d" % client)
-        assert _send(server, body, client=b"d" * 16) == [7, 9]
-        monkeypatch.setattr(rpc_server, "MAX_BYTES", 1000)
-        for _ in range(2):
-            _send(server, large, client=b"e" * 16)
-        assert len(runs) == 11
-    finally:
-        server.stop()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        both = [pool.submit(_send, server, body) for _ in range(3)]
+        answers = [each.result() for each in both]
+    answers.append(_send(server, body))  # Ended; its answer is kept.
+    assert answers == [[7, 1]] * 4
+    assert _send(server, body, number=2) == [7, 2] and _send(server, body) == [7, 1]
+    assert _send(server, body, client=b"d" * 16) == [7, 3]
+    # Answers that the client has are dropped; so are the oldest, if there are too many.
+    assert _send(server, body, number=3, confirmed=(1, 2)) == [7, 4]
+    assert _send(server, body) == [7, 5] and _send(server, body, client=b"d" * 16) == [7, 3]
+    monkeypatch.setattr(rpc_server, "MAX_KEPT_BYTES", 10_000)
+    for client in range(3):
+        _send(server, large, client=b"%016d" % client)
+    assert _send(server, body, client=b"d" * 16) == [7, 9]
+    monkeypatch.setattr(rpc_server, "MAX_BYTES", 1000)
+    for _ in range(2):
+        _send(server, large, client=b"e" * 16)
+    assert len(runs) == 11
 
 
 def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch, tmp_path):
@@ -516,7 +509,7 @@ class _Proxy:
 
 
 @pytest.fixture
-def proxied():
+def proxied(serve):
     """(server, proxy in front of it, list with an entry for each run of its method `count`)."""
     runs = []
 
@@ -525,12 +518,11 @@ def proxied():
         time.sleep(secs)
         return len(runs)
 
-    server = _serve()
+    server = serve()
     server.bind("count", count)
     proxy = _Proxy(server.address)
     yield server, proxy, runs
     proxy.close()
-    server.stop()
 
 
 def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
@@ -683,10 +675,10 @@ def test_calls_end_in_time_although_the_address_is_not_known(runtime):
     assert isinstance(error.__cause__, lp.ProgramStoppedError)
 
 
-def test_futures_need_no_threads(runtime):
+def test_futures_need_no_threads(runtime, serve):
     release = threading.Event()
     runs = []
-    server = _serve(thread_pool_size=2)
+    server = serve(thread_pool_size=2)
     server.bind("block", lambda number: (runs.append(number), release.wait(60)) and number)
     client = lp.CourierClient(server.address)
     try:
@@ -704,7 +696,6 @@ def test_futures_need_no_threads(runtime):
         assert len(runs) < 10  # Cancelled calls do not run.
     finally:
         release.set()
-        server.stop()
 
 
 def test_a_taken_port_is_replaced_by_a_free_one(runtime):
@@ -724,11 +715,11 @@ def test_a_taken_port_is_replaced_by_a_free_one(runtime):
     server.stop()
 
 
-def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
+def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime, serve):
     address = lp.Address()
     client = lp.CourierClient(address)
     hasty = lp.CourierClient(address, retry_secs=0)
-    first = _serve(identity=address.key)
+    first = serve(identity=address.key)
     runtime.publish(address.key, first.address)
     assert client.same(1) == 1 and hasty.same(1) == 1
     brief = lp.CourierClient(first.address, retry_secs=1.0)
@@ -737,17 +728,14 @@ def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     for call in (hasty.same, lambda value: brief.futures.same(value).result(60)):
         with pytest.raises(lp.CourierUnavailableError):
             call(2)
-    servers = []
 
     def come_back() -> None:
-        servers.append(_serve(identity=address.key))
-        runtime.publish(address.key, servers[0].address)
+        runtime.publish(address.key, serve(identity=address.key).address)
 
     threading.Timer(0.5, come_back).start()
     early = client.futures.same(4)
     assert client.same(3) == 3
     assert early.result(timeout=60) == 4
-    servers[0].stop()
 
 
 def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
