@@ -106,7 +106,7 @@ def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[N
         yield
     except EnvironmentNameError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # Scripts of simulators end their process.
         text = str(error)
         if isinstance(error, EnvironmentConstructionError):
             subject = "construction"
@@ -129,7 +129,7 @@ def _complaint(environment: Any) -> str:
 
     try:
         env_checker.check_env(gymnasium_environment, skip_render_check=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"; Gymnasium's checker says: {' '.join(str(error).split())}"
     return ""
 
@@ -209,7 +209,7 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
                     is_slow = True
                     rate = len(rewards) / seconds
                     text = f"{rate:.3g} steps/s; two episodes take up to"
-                    text = f"{text} {episodes * max_steps / rate / 60:.0f} minutes to play"
+                    text = f"{text} {episodes * max_steps / rate:.0f} s to play"
                     yield _note("speed", text, "lower --max-steps to see more sooner")
             if len(ends) == episode:
                 break

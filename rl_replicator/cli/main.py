@@ -74,7 +74,10 @@ def _status(args: list[str]) -> int:
         search_working_directory_last()
         packages.check()
         return _run(args)
-    except SystemExit as end:  # Of tyro, once it has printed the help or what is wrong.
+    except SystemExit as end:  # Of tyro, once it has printed the help, or of a user's code.
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return _FAILURE
         return int(end.code or 0)
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -139,6 +139,7 @@ def test_a_full_disk_of_the_output_is_an_error_of_one_line_but_ends_no_training(
     ("env", "status", "first", "last"),
     [
         ("status", 3, "about to end", "about to end"),
+        ("exit", 1, "the simulator has ended", "the simulator has ended"),
         ("crash", 1, "Traceback", "RuntimeError: something broke"),
         ("pipe", 1, "Traceback", "BrokenPipeError: [Errno 32] the worker of a learner's data"),
         ("node", 1, "Traceback", "node actor/0 failed: RuntimeError: the environment broke"),

@@ -61,6 +61,8 @@ class Fake:
     def train(self, options):
         if options.env == "crash":
             raise RuntimeError("something broke")
+        if options.env == "exit":
+            sys.exit("the simulator has ended")
         if options.env == "wrapped":
             try:
                 environments.make("cartpole:swinup", seed=0)

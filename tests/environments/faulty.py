@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import tempfile
 import time
 
@@ -117,6 +118,10 @@ def fading(seed):
 
 def crash(seed):
     return _Changed(seed, step=lambda t: t.no_such_attribute)
+
+
+def exits(seed):
+    return _Changed(seed, step=lambda t: sys.exit("the simulator has ended"))
 
 
 def bad_close(seed):

@@ -236,6 +236,11 @@ def _checked(words):
             1,
             "WRONG step: AttributeError: .*no_such.*faulty.py, line [0-9]+.; raise",
         ),
+        (
+            "faulty:exits",
+            1,
+            "WRONG step: SystemExit: the simulator has ended .*line [0-9]+.; raise",
+        ),
         ("faulty:bad_close", 1, "ok    seeding: the seed decides"),
         ("faulty:bad_close", 1, "WRONG close: RuntimeError: was never open .*; raise nothing in"),
         ("faulty:strict", 0, "ok    seeding: the seed decides"),
