@@ -141,7 +141,7 @@ def lacks(module: str, error: ModuleNotFoundError) -> bool:
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """Returns the file and line that raised; "" if the error's own text names them."""
     frames = [
         frame

@@ -53,9 +53,10 @@ def adapt(
       EnvironmentConstructionError: if it has no spaces.
       EnvironmentSpecError: if its spaces are others, or it is a vector of environments.
     """
-    if hasattr(environment.unwrapped, "num_envs"):
+    num_envs = getattr(environment.unwrapped, "num_envs", None)
+    if isinstance(num_envs, int):  # Some wrappers answer to every name with None.
         raise EnvironmentSpecError(
-            f"expected a single environment, got a vector of {environment.unwrapped.num_envs} "
+            f"expected a single environment, got a vector of {num_envs} "
             f"({type(environment.unwrapped).__qualname__}); return one of them, and train in "
             "several with --envs-per-actor"
         )
@@ -175,7 +176,7 @@ def _reward_range(environment: Any) -> tuple[float, float]:
         if getattr(type(environment), "step", None) not in _KEEPS_REWARDS:
             return -np.inf, np.inf
         environment = environment.env
-    return environment.reward_range
+    return environment.reward_range or (-np.inf, np.inf)
 
 
 def action_spec(space: spaces.Space) -> Any:

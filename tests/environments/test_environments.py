@@ -345,6 +345,17 @@ def test_environments_that_do_not_fit(make, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_environment_that_answers_to_every_name():
+    class Answering(gymnasium_fake.Seven):
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(name)
+
+    environment = environments.adapt(Answering(terminates=True))
+    assert environment.reset().first()
+    assert environment.step(np.zeros(environment.action_spec().shape, np.float32)).mid()
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_out_of_range(seed):
     with pytest.raises(environments.EnvironmentSpecError, match="expected an environment seed fr"):
