@@ -41,6 +41,9 @@ RUN_TIME_VARIABLES = frozenset(
         "TF_CONFIG",
         "TF_NUM_INTEROP_THREADS",
         "TF_NUM_INTRAOP_THREADS",
+        # TensorFlow sets these when it is imported, in the launcher and in the server.
+        "TF2_BEHAVIOR",
+        "TPU_ML_PLATFORM",
     }
 )
 # The server has this long for its imports, and then for each fork, in seconds.
@@ -81,7 +84,9 @@ class ForkServer(forkserver.ForkServer):
     def suits(self, names: Sequence[str]) -> bool:
         """Returns whether a server started now for these modules would be equivalent."""
         has_all = {*names} <= {*self.names}
-        return has_all and self.serves(os.environ) and self._path == engine.search_path()
+        # What was imported since, such as TensorFlow, may have appended directories.
+        starts_alike = engine.search_path()[: len(self._path)] == self._path
+        return has_all and self.serves(os.environ) and starts_alike
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Returns whether a node with this environment may be forked."""

@@ -216,18 +216,20 @@ class Supervisor:
             return
 
     def _finish(self) -> None:
-        for member in self._members:
-            if member.worker is not None:
-                member.worker.close()
         try:
-            self._close_engine()
-        except Exception:  # It must not hide the failures of the nodes.
-            logger.exception("the engine was not closed in order")
-        if self.launcher is not None:
-            self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
-            lp_runtime.remove_launcher_runtime(self.launcher)
-        self.failure = lp_member.root(self._failures).as_error() if self._failures else None
-        self.done.set()
+            for member in self._members:
+                if member.worker is not None:
+                    member.worker.close()
+            try:
+                self._close_engine()
+            except Exception:  # It must not hide the failures of the nodes.
+                logger.exception("the engine was not closed in order")
+            if self.launcher is not None:
+                self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
+                lp_runtime.remove_launcher_runtime(self.launcher)
+        finally:  # Also if no thread can be started any more: somebody waits for the end.
+            self.failure = lp_member.root(self._failures).as_error() if self._failures else None
+            self.done.set()
 
     def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
         """Returns the worker's node, or None if the worker has been replaced."""

@@ -241,3 +241,14 @@ print(*(child.pid for child in psutil.Process().children()))
     assert (line, done.stderr) == ("[node/0] done", "") and pids
     for pid in map(int, pids.split()):
         wait_until(lambda pid=pid: not psutil.pid_exists(pid))
+
+
+def test_an_import_of_tensorflow_meanwhile_starts_no_second_server(monkeypatch):
+    """It sets two variables and appends a directory, and has done so in the server."""
+    server = forking.ForkServer(["json"])
+    for name, value in (("TF2_BEHAVIOR", "1"), ("TPU_ML_PLATFORM", "Tensorflow")):
+        monkeypatch.setenv(name, f"{value}, now")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/appended"])
+    assert server.suits(["json"])
+    monkeypatch.setattr(sys, "path", ["/first", *sys.path])
+    assert not server.suits(["json"])

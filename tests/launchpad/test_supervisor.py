@@ -352,6 +352,23 @@ def test_users_of_a_store_that_moved_start_again_with_their_team():
     assert program.finish() is None
 
 
+def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
+    """As under a limit on threads or memory: whoever waits for the program hears of its end."""
+    program = _Program()
+
+    class Launcher:
+        def mark_stop_aware(self):
+            raise RuntimeError("can't start new thread")
+
+    program.supervisor.launcher = Launcher()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    program.supervisor.post_stop()
+    program.end("user", "other", "store")
+    assert program.supervisor.done.wait(60)
+    assert program.supervisor.failure is not None and "the supervisor failed" in caplog.text
+    assert "kill user" in program.log
+
+
 def test_a_planned_restart_is_dropped_at_the_stop():
     program = _Program()
     program.members["other"].restart_policy = lp.RestartPolicy(initial_backoff_secs=30)
