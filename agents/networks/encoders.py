@@ -219,9 +219,9 @@ def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_coun
     total = count + batch_count
     share = tf.cast(batch_count / total, mean.dtype)
     delta = batch_mean - mean
-    new_variance = (1 - share) * variance + share * batch_variance
-    new_variance += tf.square(delta) * share * (1 - share)
-    return mean + share * delta, new_variance, total
+    parts = [(1 - share) * variance, share * batch_variance, tf.square(delta) * share * (1 - share)]
+    # Not a + b + c: TensorFlow's graph optimizer may add them in another order on each replica.
+    return mean + share * delta, tf.reduce_sum(tf.stack(parts), axis=0), total
 
 
 # It has variables, but none of them is trainable.

@@ -37,3 +37,20 @@ def test_the_scale_is_that_of_all_returns(replicator_name):
 
 def test_without_rewards_it_is_positive():
     assert 0 < float(ReturnScale()(tf.zeros([4]))) < 1e-6
+
+
+def test_the_copies_of_two_replicas_stay_equal():
+    """`replicate` compares them after the first, the 10th and the 100th step."""
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        scale = ReturnScale()
+    spread = np.linspace(1, 80, 200 * BATCH)
+    returns = (np.random.default_rng(0).permutation(spread) * spread).astype(np.float32)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(returns).batch(size)
+
+    step = replicator.replicate(scale, replicator.make_inputs(input_fn), 1)
+    for _ in range(100):
+        step()
