@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
@@ -228,6 +229,29 @@ def test_positions(per_replica):
     assert inputs.position == 51
     inputs.restart()
     assert sorted(replicator.gather(step())) == [0, 1]
+
+
+def test_a_row_that_a_cancel_kept_is_the_next_one_until_a_restart():
+    """Steps of several processes keep what they took if another process cancels them."""
+    inputs = rr.SingleDeviceReplicator().make_inputs(lambda context: tf.data.Dataset.range(10))
+    inputs.keep_unused_rows()
+
+    @tf.function(autograph=False)
+    def cancelled(*arguments):
+        status, entry = inputs.take(*arguments)
+        inputs.keep_unused(status, tf.constant(contract.CANCELLED), entry)
+
+    @tf.function(autograph=False)
+    def used(*arguments):
+        return inputs.load(inputs.take(*arguments)[1])[0]
+
+    inputs.start()
+    cancelled(*inputs.arguments)
+    assert [used(*inputs.arguments) for _ in range(2)] == [0, 1]
+    cancelled(*inputs.arguments)
+    inputs.restart()
+    inputs.start()
+    assert [used(*inputs.arguments) for _ in range(2)] == [0, 1]
 
 
 def test_a_restart_keeps_the_marks_of_cancels():
