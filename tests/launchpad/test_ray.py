@@ -327,14 +327,16 @@ def test_a_stopped_process_of_this_machine_is_seen():
     member = lp_member.Member("node", 0, lp.PyNode(print))
     workers = [engine.RayWorker(member, None, None, None, None, lost) for lost in (None, set())]
     with subprocess.Popen(["sleep", "1000"]) as process:
-        for worker in workers:
-            assert not worker.is_stopped
-            worker.pid = process.pid
-        assert not workers[0].is_stopped
-        process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: workers[0].is_stopped)
-        assert not workers[1].is_stopped, "on a cluster, the number may be another machine's"
-        process.kill()
+        try:
+            for worker in workers:
+                assert not worker.is_stopped
+                worker.pid = process.pid
+            assert not workers[0].is_stopped
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: workers[0].is_stopped)
+            assert not workers[1].is_stopped, "on a cluster, the number may be another machine's"
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
