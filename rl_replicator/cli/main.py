@@ -146,6 +146,10 @@ def configure_libraries() -> None:
     # Actors multiply single observations by small matrices. With two threads, this takes up to
     # twice the processor time, and they share the processors with the learner.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Environments drawn by pygame open sound and screen, and lines are logged for what is missing.
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def _check_process() -> None:

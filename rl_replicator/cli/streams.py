@@ -15,11 +15,13 @@ from rl_replicator.errors import is_disk_full
 
 # Errors of a write that nobody can read: to a pipe, to a socket, and to a closed terminal.
 _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
-# Notes that Reverb prints, and has no switch for. Those of a process begin with the node's name.
-_REVERB_NOTE = (
+# Notes that Reverb and TensorFlow's estimates of costs print, and have no switch for. Those of a
+# process begin with the node's name.
+_NOTE = (
     r"^(\[[a-z_]+/[0-9]+\] )?"
-    r"\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
+    r"(\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
     r"(Initializing|Loading latest|Started|Shutting|Stored|Sampler and server)"
+    r"|W[0-9]{4} .* op_level_cost_estimator\.cc:[0-9]+\] Error in PredictCost)"
 )
 
 
@@ -44,8 +46,8 @@ def lasting() -> Iterator[LastingStream]:
       Standard output, which is flushed at the end.
     """
     before = sys.stdout, sys.stderr
-    with _without_reverb() as own:
-        out, err = LastingStream(sys.stdout), LastingStream(own, drops=_REVERB_NOTE)
+    with _without_notes() as own:
+        out, err = LastingStream(sys.stdout), LastingStream(own, drops=_NOTE)
         sys.stdout, sys.stderr = out, err
         try:
             yield out
@@ -55,8 +57,8 @@ def lasting() -> Iterator[LastingStream]:
 
 
 @contextlib.contextmanager
-def _without_reverb() -> Iterator[TextIO]:
-    """Filters Reverb's notes out of file descriptor 2.
+def _without_notes() -> Iterator[TextIO]:
+    """Filters the notes of libraries out of file descriptor 2.
 
     The filter is a process and not a thread, so that the last message of a library that aborts
     this process still comes through.
@@ -72,7 +74,7 @@ def _without_reverb() -> Iterator[TextIO]:
     real = os.dup(2)
     try:
         grep = subprocess.Popen(
-            ["grep", "--line-buffered", "-vE", _REVERB_NOTE],
+            ["grep", "--line-buffered", "-vE", _NOTE],
             stdin=subprocess.PIPE,
             stdout=real,
             env={**os.environ, "LC_ALL": "C"},

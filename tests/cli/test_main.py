@@ -104,7 +104,7 @@ def test_names_that_the_output_cannot_encode_are_printed_with_replacements():
         assert raw.getvalue() == b"caf ?\n"
 
 
-def test_the_notes_of_reverb_are_not_shown():
+def test_the_notes_of_libraries_are_not_shown():
     program = (
         "import os, sys\nfrom rl_replicator.cli import streams\nwith streams.lasting():\n"
         "    import reverb\n"
@@ -113,7 +113,8 @@ def test_the_notes_of_reverb_are_not_shown():
         "    server.localhost_client().checkpoint()\n"
         "    server.stop()\n"
         "    sys.stderr.write('[replay/0] [reverb/cc/a.cc:1] Stored checkpoint to /x\\n')\n"
-        "    os.write(2, b'of a library\\n')\n"
+        "    cost = b'W0000 00:00:17.5 42 op_level_cost_estimator.cc:699] Error in PredictCost()'\n"
+        "    os.write(2, cost + b'\\n[learner/0] ' + cost + b'\\nof a library\\n')\n"
         "    sys.stderr.write('of ours, without an end of line')"
     )
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -213,10 +214,12 @@ def test_a_working_directory_that_was_deleted(monkeypatch, tmp_path, capsys):
 
 
 def test_libraries_are_configured_before_they_are_imported(monkeypatch):
-    for name in ("TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS"):
+    names = ("TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS", "SDL_AUDIODRIVER", "SDL_VIDEODRIVER")
+    for name in (*names, "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     main.configure_libraries()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+    assert os.environ["SDL_AUDIODRIVER"] == os.environ["SDL_VIDEODRIVER"] == "dummy"
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
