@@ -134,9 +134,10 @@ def warn_if_too_short(options: AgentOptions) -> None:
     actions = options.task.agent_steps(options.steps)
     if actions <= replay.min_size:
         _LOG.warning(
-            "the learner starts after %s transitions (--agent.replay.min-size), and --steps %s are "
-            "%s: this run trains nothing; raise --steps, or lower the former",
-            *(f"{count:,}" for count in (replay.min_size, options.steps, actions)),
+            "the learner starts after %s transitions (--agent.replay.min-size), and the run ends "
+            "after --steps %s%s: it trains nothing; raise --steps, or lower the former",
+            *(f"{count:,}" for count in (replay.min_size, options.steps)),
+            "" if actions == options.steps else f", {actions:,} actions",
         )
 
 

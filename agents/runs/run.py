@@ -86,7 +86,7 @@ def train(
             preparation.warn_if_too_short(options)
             run.announce()
             print(*about, sep="\n", end="\n" if about else "", flush=True)
-            run.begin(asked, options.score, f"--steps {options.steps:,}")
+            run.begin(asked, options.score)
             if not run.is_continued:
                 prefilling.fill(agent, replicas.num_replicas)
             try:

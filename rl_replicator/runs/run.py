@@ -16,7 +16,11 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.plain_data import flat
+from rl_replicator.runs.run_directory import LENGTHS, RunDirectory
+
+# Options that say where a run is.
+_PLACE = ("run_dir", "resume")
 
 
 class RunListener:
@@ -110,18 +114,24 @@ class Run:
         how = "continuing" if self.is_continued else "training"
         print(f"{how} in {self.directory.path}", flush=True)
 
-    def begin(self, options: Mapping[str, Any], score: Score | None, detail: str = "") -> None:
+    def begin(self, options: Mapping[str, Any], score: Score | None) -> None:
         """Records that the run starts or continues. Call it once nothing refuses the options.
 
         Args:
           options: all options as requested, as plain data: a later command takes them from here.
           score: the figure that measures how good the run is, if there is one.
-          detail: more about the start, for `events.csv`.
         """
         plain_score = None if score is None else score.plain()
+        asked = {name: value for name, value in flat(options).items() if name not in _PLACE}
+        before = flat(self.directory.config()["options"]) if self.is_continued else asked
         self.directory.describe(self.trainable, self.identity, options, plain_score)
         how = events.CONTINUED if self.is_continued else events.STARTED
-        events.record(self.directory.path, events.RUN, how, detail)
+        told = [
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in asked.items()
+            if name in LENGTHS or value != before.get(name)
+        ]
+        events.record(self.directory.path, events.RUN, how, " ".join(told))
 
     @contextlib.contextmanager
     def failures_recorded(self) -> Iterator[None]:

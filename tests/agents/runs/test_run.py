@@ -196,6 +196,9 @@ def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, ca
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
     assert d4pg.command.train(options(run_dir, steps=1200, replicas="2", actors=2, caches=1)) == 0
     assert latest_progress(run_dir)["environment_steps"] == 1200
+    told = [event.detail for event in events.read(run_dir) if event.event != events.FINISHED]
+    changed = "--steps 1200 --actors 2 --caches 1 --replicas 2 --profile-steps None"
+    assert told[0] == "--steps 1000" and sorted(told[1].split()) == sorted(changed.split())
 
 
 def untouched(run_dir):
@@ -215,8 +218,11 @@ def test_a_run_is_warned_of_before_it_starts(tmp_path, monkeypatch, caplog):
     assert d4pg.command.train(options(tmp_path / "a", steps=201)) == 0
     assert not caplog.records
     assert d4pg.command.train(options(tmp_path / "b", steps=200)) == 0
-    line = "the learner starts after 200 transitions (--agent.replay.min-size), and --steps 200 are"
-    assert line in caplog.text
+    line = "starts after 200 transitions (--agent.replay.min-size), and the run ends after --steps "
+    assert f"{line}200: it trains nothing" in caplog.text
+    twice = options(tmp_path / "twice", steps=400, action_repeat=2)
+    assert d4pg.command.train(twice) == 0
+    assert f"{line}400, 200 actions: it trains nothing" in caplog.text
     replay = dataclasses.replace(SMALL.replay, max_size=10**9)
     agent = dataclasses.replace(SMALL, replay=replay)
     assert d4pg.command.train(options(tmp_path / "c", agent=agent, steps=10**10)) == 0
