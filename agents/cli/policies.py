@@ -17,7 +17,7 @@ from rl_replicator.runs.run_directory import RunDirectory, folder_name
 from rl_replicator.runs.statistics import number
 
 if TYPE_CHECKING:
-    from agents.policies.playing import Player, Show
+    from agents.policies.playing import Player
 
 # Frames of the first episode of a policy in a zoo, side by side.
 _PICTURE, _FRAMES = "episode.jpg", 6
@@ -52,13 +52,14 @@ def play(args: Sequence[str]) -> int:
     if chosen.out is None and playing.has_display():
         player = opened(chosen.path, chosen.env, chosen.seed, chosen.best)
         with contextlib.closing(playing.Window(player.task.name)) as window:
-            _play(player, window.show, chosen.episodes)
+            for total in player.play(window.show, chosen.episodes):
+                print(f"return {number(total)} ({player.task.name})", flush=True)
         return 0
     out = chosen.out or Path("play.mp4")
     with playing.film(out) as add:
         player = opened(chosen.path, chosen.env, chosen.seed, chosen.best)
-        _play(player, add, chosen.episodes)
-    print(f"video {out}")
+        returns = [number(total) for total in player.play(add, chosen.episodes)]
+    print(f"film: return {', '.join(returns)} ({player.task.name}), {out}", flush=True)
     return 0
 
 
@@ -107,11 +108,6 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 f"{sizes[1]}; choose another --env"
             )
     return Player(task, task.make(seed), trained.actor, trained.max_actions)
-
-
-def _play(player: "Player", show: "Show", episodes: int) -> None:
-    for total in player.play(show, episodes):
-        print(f"return {number(total)} ({player.task.name})", flush=True)
 
 
 @dataclasses.dataclass(frozen=True)

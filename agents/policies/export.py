@@ -1,6 +1,7 @@
 """The policy of a run as a model for other programs."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
+
+_LOG = logging.getLogger("agents")
 
 
 def export_policy(
@@ -44,6 +47,8 @@ def export_policy(
             f"expected an agent with make_evaluation_policy, as OffPolicyAgent has it, got "
             f"{type(policy.agent).__name__}; subclass OffPolicyAgent to export its policy"
         )
+    if not policy.learner_steps:
+        _LOG.warning("the policy is untrained: the learner of %s has taken 0 steps", run.path)
     acting = _in_float32(policy.agent, source).make_evaluation_policy(policy.weights)
     for name, network in acting.networks.items():
         variables = named_variables(name, network)
@@ -192,7 +197,8 @@ def _return(policy: Policy, run: RunDirectory) -> str:
     table = read_metrics(run.path, "evaluator")
     steps = table.get("learner_steps", np.zeros(0))
     if not len(steps):
-        return "not evaluated"
+        how = "; `rl-replicator eval RUN_DIR` measures it" if policy.task.name else ""
+        return f"not evaluated{how}"
     same = np.flatnonzero(steps == policy.learner_steps)
     before = np.flatnonzero(steps <= policy.learner_steps)
     index = same[-1] if len(same) else before[-1] if len(before) else 0

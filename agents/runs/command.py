@@ -219,6 +219,8 @@ class AgentCommand:
             f"return {number(mean)} (min {number(min(returns))}, max {number(max(returns))}, "
             f"{counted(episodes)})"
         )
+        if out is not None:
+            print(f"film: return {number(returns[0])}, {out}")
         return 0
 
     def exported(

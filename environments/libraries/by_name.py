@@ -82,23 +82,24 @@ def make_gymnasium(name: str) -> Any:
     identity, brace, text = name.partition("{")
     options = _options(brace + text)
     module, _, identifier = identity.rpartition(":")
+    expected = f"expected the id of a Gymnasium environment after 'gym:', got {identity!r}"
     try:
         if module:
             package = module.partition(".")[0]
             if not package or importlib.util.find_spec(package) is None:
-                raise ModuleNotFoundError(f"no module named {module!r}{file_hint(module)}")
+                remedy = file_hint(module) or "; install its package, or correct its name"
+                raise EnvironmentNameError(f"{expected}: no module named {module!r}{remedy}")
             with of_user_code(f"the module {module}", "be imported"):
                 importlib.import_module(module)
         if identifier not in gymnasium.registry:
             _register(identifier.partition("/")[0])
         spec = gymnasium.spec(identifier)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+    except gymnasium.error.Error as error:
         known = gymnasium.registry
         prefix = f"gym:{module}:" if module else "gym:"
         remedy = "" if module else "; gym:MODULE:ID first imports the module that registers it"
         raise EnvironmentNameError(
-            f"expected the id of a Gymnasium environment after 'gym:', got {identity!r}: "
-            f"{_first_line(error)}{nearest(identifier, known, prefix) or remedy}"
+            f"{expected}: {_first_line(error)}{nearest(identifier, known, prefix) or remedy}"
         ) from None
     with of_user_code(f"the constructor of gym:{name}", "return an environment"):
         try:

@@ -106,10 +106,10 @@ def by_hand(weights, episodes):
 def test_an_exported_policy_is_filmed(folder, capsys):
     path, weights = folder
     assert policies.play([str(path), "--seed", "7", "--episodes", "2", "--out", "a.gif"]) == 0
-    *returns, last = capsys.readouterr().out.splitlines()
     expected = by_hand(weights, 2)
-    assert returns == [f"return {number(value)} ({ENV})" for value in expected]
-    assert expected[0] != expected[1] and last == "video a.gif"
+    told = ", ".join(map(number, expected))
+    assert capsys.readouterr().out == f"film: return {told} ({ENV}), a.gif\n"
+    assert expected[0] != expected[1]
     assert iio.imread("a.gif").shape[0] > 7  # Frames of two episodes; a GIF merges equal frames.
 
 
@@ -260,7 +260,8 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     for path in (run, tmp_path / "zoo" / name):
         words = [str(path), "--seed", "3", "--episodes", "2", "--out", "film.gif"]
         assert policies.play(words) == 0
-        returns.append([float(x) for x in re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))])
+        (told,) = re.findall(r"^film: return (.*) \(", "\n".join(_lines(capsys)))
+        returns.append([float(x) for x in told.split(", ")])
     assert returns[0] == pytest.approx(returns[1], abs=0.11) and len(returns[0]) == 2
     low, high = re.search(r"\((\S+) to (\S+)\)", measured).groups()
     assert [float(low), float(high)] == pytest.approx(sorted(returns[1]), abs=0.11)
@@ -276,8 +277,10 @@ def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
     assert iio.imread("first.gif").shape[0] == 1  # Of two actions.
     assert policies.play([str(run), "--seed", "3", "--out", "film.gif"]) == 0
     assert policies.zoo([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
-    evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))
-    assert evaluated == played == measured
+    told = "\n".join(_lines(capsys))
+    evaluated, filmed, played, *_, measured = re.findall(r"return ([^\s,]+)", told)
+    assert evaluated == filmed == played == measured
+    assert f"\nfilm: return {filmed}, first.gif\n" in told
 
 
 def test_what_fails_leaves_nothing(tmp_path, monkeypatch):

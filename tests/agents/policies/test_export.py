@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -432,7 +433,7 @@ def make_scaled(config, environment_spec):
     return Scaled(config, environment_spec, 0.5)
 
 
-def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
+def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path, caplog):
     factory = f"{__name__}:make_scaled"
     command = dataclasses.replace(td3.command, config=HalfConfig, factory=factory)
     run_dir = make_run(tmp_path / "run", command, None)
@@ -444,6 +445,13 @@ def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
     np.testing.assert_allclose(
         action, environment.actions.own(policy.act(observation)), rtol=1e-5, atol=1e-6
     )
+    assert not caplog.records
+    new = RunDirectory(tmp_path / "new")  # It has no metrics yet.
+    new.path.mkdir()
+    shutil.copy(run_dir / "config.json", new.path)
+    card = export_policy(dataclasses.replace(policy, learner_steps=0), command, new, None).card
+    assert card.facts["return"] == "not evaluated; `rl-replicator eval RUN_DIR` measures it"
+    assert f"the policy is untrained: the learner of {new.path} has taken 0 steps" in caplog.text
 
 
 class Other:
