@@ -397,7 +397,7 @@ def _score(learner: Learner) -> Score | None:
     kept, other = ("highest", "lowest") if is_highest else ("lowest", "highest")
     opposite = f"-{figure}" if is_highest else figure
     print(
-        f"best/ keeps the checkpoint with the {kept} {figure} (Evaluation.best; {opposite!r} keeps "
+        f'best/ keeps the checkpoint with the {kept} {figure} (best="{best}"; "{opposite}" keeps '
         f"the {other})",
         flush=True,
     )

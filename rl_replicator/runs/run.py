@@ -187,7 +187,8 @@ def opened(
 ) -> Iterator[Run]:
     """Opens a run, locks out other processes, and sets damaged checkpoints aside.
 
-    If a new run is refused inside the context before its first step, nothing is left of it.
+    If a new run is refused inside the context before its first step, or fails before it has begun,
+    nothing is left of it.
 
     Args:
       directory: see `run_directory.choose`.
@@ -210,9 +211,11 @@ def opened(
         newest = checkpointer.set_aside_damaged()
         try:
             yield Run(directory, trainable, identity, newest is not None)
-        except UsageError:
+        except Exception as error:
             has_trained = not checkpointer.is_empty or read_metrics(directory.path, "train")
-            if not is_there and not has_trained:
+            # Other errors of a run that has begun are recorded in it.
+            is_refused = isinstance(error, UsageError) or not events.read(directory.path)
+            if is_refused and not is_there and not has_trained:
                 _empty(directory.path)
                 if is_new_folder:
                     directory.path.rmdir()

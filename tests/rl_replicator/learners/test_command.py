@@ -213,7 +213,7 @@ def test_a_run_goes_on_as_it_began(tmp_path, monkeypatch, capsys):
         return mine.train(RunOptions(config=Machine(**settings), run_dir=tmp_path / "run"))
 
     assert train(steps=20) == 0
-    line = "with the lowest error (Evaluation.best; 'error' keeps the highest)"
+    line = 'with the lowest error (best="-error"; "error" keeps the highest)'
     assert f"best/ keeps the checkpoint {line}\n" in capsys.readouterr().out
     monkeypatch.setattr(sys.modules[__name__], "MACHINE", "float32")
     with pytest.raises(UsageError, match=r"config\.learning_rate was 0\.1 and is now 0\.2"):
@@ -307,15 +307,20 @@ def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeyp
 
 
 def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+    class Failing(tiny_learners.Regression):
+        def step_fn(self, batch):
+            raise ValueError("shapes")
+
     class Refused(tiny_learners.Regression):
         def input_fn(self, context):
             raise UsageError("refused")
 
     monkeypatch.chdir(tmp_path)
-    mine = command.LearnerCommand("mine", tiny_learners.Config, Refused)
-    with pytest.raises(UsageError, match="refused"):
-        mine.train(RunOptions(config=tiny_learners.Config()))
-    assert not any(tmp_path.iterdir())
+    for learner, error in ((Refused, "refused"), (Failing, "shapes")):
+        mine = command.LearnerCommand("mine", tiny_learners.Config, learner)
+        with pytest.raises(Exception, match=error):
+            mine.train(RunOptions(config=tiny_learners.Config()))
+        assert not any(tmp_path.iterdir())
 
     class Late(Refused):
         def input_fn(self, context):
