@@ -212,6 +212,7 @@ class D4PGLearner(tf.Module):
             action_tape.gradient(q, action), config.max_action_gradient_norm
         )  # [M, A]
         batch_size = tf.cast(tf.shape(action)[0], tf.float32)
+        # The gradients of mean(-valid * q) + penalty, but with dQ/da clipped in each row.
         gradients = policy_tape.gradient(
             [action, penalty],
             policy.trainable_variables,

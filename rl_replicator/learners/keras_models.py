@@ -71,7 +71,7 @@ def from_keras(
         same examples in the same order at every call. `from_keras` repeats and batches them.
       evaluation_data_fn: (config) -> finite evaluation data, as above; None for no evaluation.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
-        lowest.
+        lowest. "-loss" is also the only figure of a model without a loss, whatever its name.
       served_fn: (model) -> the part of it to export, such as a GAN's generator: a model with
         `tf.keras.Input`s; None for the whole model, if it has a `call`.
 
@@ -216,13 +216,16 @@ class KerasLearner(Learner):
             data = _dataset("evaluation_data_fn", data_fn, self._config)
             return context.shard(data.batch(size))
 
+        best, names = self._best, [metric.name for metric in self._model.metrics]
+        if best == "-loss" and len(names) == 1:
+            best = f"-{names[0]}"
         return Evaluation(
             input_fn=input_fn,
             sums_fn=self._sums,
             metrics_fn=self._figures,
             global_batch_size=self.global_batch_size,
             every=self._config.evaluate_every,
-            best=self._best,
+            best=best,
         )
 
     def _sums(self, batch: Any, mask: tf.Tensor) -> dict[str, tf.Tensor]:

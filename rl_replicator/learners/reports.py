@@ -169,7 +169,7 @@ class ChiefReports(Reports):
 
     def add_evaluation(self, step: int, figures: Mapping[str, float], shown: str) -> None:
         self._writer.write("evaluation", step, figures)
-        self._shown["evaluation"] = f"{shown} {figures[shown]:.4g} @{step:,}"
+        self._shown["evaluation"] = f"evaluation {shown} {figures[shown]:.4g} @{step:,}"
         if self._last_tick:  # Excludes the evaluation's time from the rates.
             self._paused = time.monotonic() - self._last_tick
 

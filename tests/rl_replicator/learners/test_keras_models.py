@@ -471,6 +471,21 @@ def test_a_model_has_its_own_step(model_fn, replicas):
     check_equal(trained, model, losses, figures)
 
 
+def test_a_model_without_a_loss_is_evaluated_by_its_only_figure():
+    class OtherName(OwnStep):
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.tracker = tf.keras.metrics.Mean(name="n_loss")
+
+    def renamed(config: Config) -> tf.keras.Model:
+        model = OtherName([tf.keras.layers.Dense(2)])
+        model.compile("adam")
+        return model
+
+    make = learners.from_keras(renamed, data_fn, evaluation_data_fn)
+    assert make(rr.make("single_device"), Config()).evaluation().best == "-n_loss"
+
+
 class Gan(tf.keras.Model):
     """Has two optimizers, and is no function."""
 

@@ -29,7 +29,10 @@ def test_an_evaluation_does_not_change_the_pace(tmp_path, monkeypatch, capfd):
     made._line._next_line = 0.0
     made.tick(40, False)
     line = capfd.readouterr().err
-    assert "20/100 steps | ETA 0:20 | accuracy 0.5 @20 | 4 steps/s | 64 examples/s | " in line
+    assert (
+        "20/100 steps | ETA 0:20 | evaluation accuracy 0.5 @20 | 4 steps/s | 64 examples/s | "
+        in line
+    )
     assert line.endswith("bottleneck: devices (the input is ahead)\n")
     now += 5
     made.tick(80, True)
