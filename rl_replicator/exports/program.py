@@ -108,14 +108,23 @@ class Writer:
         self.constants: dict[str, np.ndarray] = {}
         self.operations: list[Operation] = []
         self._names = dict(known)
+        operations = outputs[0].graph.get_operations() if outputs else ()
+        fixed = _fixed(operations)
         needed: set[Any] = set()
         waiting = [tensor.op for tensor in outputs]
         while waiting:
             op = waiting.pop()
             if op not in needed:
                 needed.add(op)
-                waiting.extend(tensor.op for tensor in _inputs(op))
-        for op in outputs[0].graph.get_operations() if outputs else ():
+                waiting.extend(tensor.op for tensor in (() if op in fixed else _inputs(op)))
+        folded = [x for op in operations if op in needed & fixed for x in op.outputs]
+        if folded:
+            with tf.compat.v1.Session(graph=folded[0].graph) as session:
+                self.constants.update(
+                    zip([x.name for x in folded], session.run(folded), strict=True)
+                )
+            self._names.update((x.name, x.name) for x in folded)
+        for op in operations:
             if op in needed:
                 self._add(op)
 
@@ -169,6 +178,16 @@ Translator = Callable[[Writer, Any, list[str]], str | list[str]]
 
 def _inputs(op: Any) -> Sequence[Any]:
     return op.inputs[:1] if op.type in _SHAPED else op.inputs
+
+
+def _fixed(operations: Sequence[Any]) -> set[Any]:
+    """Returns the operations that compute constants alone, such as those of `tf.linspace`."""
+    found: set[Any] = set()
+    for op in operations:
+        is_fixed = op.inputs and all(x.op in found or x.op.type == "Const" for x in op.inputs)
+        if is_fixed and not op.op_def.is_stateful:
+            found.add(op)
+    return found
 
 
 def _check(is_portable: bool, expected: str, op: Any, got: object = None) -> None:
@@ -278,7 +297,7 @@ def _shape(op: Any) -> list[int]:
 
 def _broadcast(writer: Writer, op: Any, inputs: list[str]) -> str:
     shape, given = _shape(op), op.inputs[0].shape
-    if shape[0] == -1 and given.rank == len(shape) and given[0] is None:
+    if shape[:1] == [-1] and given.rank == len(shape) and given[0] is None:
         shape[0] = 1  # The input already has the batch dimension.
     _check(-1 not in shape, "broadcasts that keep the batch", op)
     return writer.emit(op.name, "Broadcast", inputs, shape=shape)
