@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from rl_replicator.errors import UsageError
 
@@ -49,30 +47,7 @@ def parse(
         dataclass refuses a value, once a message has been printed; with 0 after `--help`.
     """
     start: Any = {} if default is None else {"default": default}
-    if {"-h", "--help"} & set(args):
-        start["registry"] = registry = ConstructorRegistry()
-        registry.struct_rule(_with_joined_lines)
     return tyro.cli(kind, prog=command, args=args, description=description, **start)
-
-
-_is_joining = contextvars.ContextVar("_is_joining", default=False)
-
-
-def _with_joined_lines(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Returns what tyro's own rules do, but with docstrings of one line: the help wraps them."""
-    if _is_joining.get():
-        return None
-    token = _is_joining.set(True)
-    spec = ConstructorRegistry.get_struct_spec(info)
-    _is_joining.reset(token)
-
-    def joined(field: Any) -> Any:
-        text = field.helptext() if callable(field.helptext) else field.helptext
-        return dataclasses.replace(field, helptext=text and " ".join(text.split()))
-
-    if not isinstance(spec, StructConstructorSpec):
-        return None
-    return dataclasses.replace(spec, fields=tuple(joined(field) for field in spec.fields))
 
 
 def parse_known(default: Options, args: Sequence[str]) -> tuple[Options, list[str]]:

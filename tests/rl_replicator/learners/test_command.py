@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.cli import main, options
+from rl_replicator.cli import main
 from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
@@ -162,13 +162,6 @@ def test_options_are_those_of_the_config(importable, capsys):
     with pytest.raises(SystemExit):
         mine.parse(["--lerning-rate", "1"], {})
     assert "--lerning-rate" in capsys.readouterr().err
-
-
-def test_the_help_wraps_each_text_once(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        options.parse(RunOptions, "rl-replicator train", ["--help"], RunOptions(config=Machine()))
-    assert "port in a job on several machines" in capsys.readouterr().out
 
 
 def test_configs_that_are_no_options():
