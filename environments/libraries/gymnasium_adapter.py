@@ -54,7 +54,7 @@ def adapt(
       EnvironmentSpecError: if its spaces are others, or it is a vector of environments.
     """
     num_envs = getattr(environment.unwrapped, "num_envs", None)
-    if isinstance(num_envs, int):  # Some wrappers answer to every name with None.
+    if num_envs is not None:  # Some wrappers answer to every name with None.
         raise EnvironmentSpecError(
             f"expected a single environment, got a vector of {num_envs} "
             f"({type(environment.unwrapped).__qualname__}); return one of them, and train in "
@@ -176,7 +176,8 @@ def _reward_range(environment: Any) -> tuple[float, float]:
         if getattr(type(environment), "step", None) not in _KEEPS_REWARDS:
             return -np.inf, np.inf
         environment = environment.env
-    return environment.reward_range or (-np.inf, np.inf)
+    found = environment.reward_range
+    return (-np.inf, np.inf) if found is None else found
 
 
 def action_spec(space: spaces.Space) -> Any:

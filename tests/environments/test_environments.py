@@ -227,7 +227,7 @@ def test_gymnasium_rewards_are_bounded_unless_a_wrapper_may_change_them():
     assert bounds(gymnasium.wrappers.TransformReward(limited, lambda reward: 10 * reward)) is None
     halved = Halved(limited)
     assert bounds(halved) is None
-    halved.reward_range = (-1.0, 1.0)
+    halved.reward_range = np.array([-1.0, 1.0])
     assert bounds(gymnasium.wrappers.TimeLimit(halved, 2)) == (-1, 1)
 
 
