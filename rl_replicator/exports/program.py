@@ -346,9 +346,10 @@ def _transpose(writer: Writer, op: Any, inputs: list[str]) -> str:
 def _enlarge(writer: Writer, op: Any, inputs: list[str]) -> str:
     """Repeats the rows and columns of images."""
     (_, rows, columns, channels), shape = op.inputs[0].shape, op.outputs[0].shape
-    sizes = (rows, columns, *shape[1:3])
+    sizes = (rows, columns, channels, *shape[1:3])
     got = f"a resize from {op.inputs[0].shape} to {shape}"
-    _check(None not in sizes and not (shape[1] % rows or shape[2] % columns), "repeats", op, got)
+    is_good = None not in sizes and not (shape[1] % rows or shape[2] % columns)
+    _check(is_good and not op.get_attr("align_corners"), "repeats", op, got)
     x = writer.emit(op.name, "Reshape", inputs[:1], shape=[-1, rows, 1, columns, 1, channels])
     wide = [1, rows, shape[1] // rows, columns, shape[2] // columns, channels]
     x = writer.emit(op.name, "Broadcast", [x], shape=wide)

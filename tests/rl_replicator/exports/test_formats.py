@@ -176,6 +176,14 @@ def test_explicit_padding(tmp_path, runtime):
             lambda x: {"y": tf.image.resize(tf.ones([1, 2, 2, 1]) * x[0], [3, 3], "nearest")},
             r"repeats, got a resize from \(1, 2, 2, 1\) to \(1, 3, 3, 1\)",
         ),
+        (
+            lambda x: {
+                "y": tf.compat.v1.image.resize_nearest_neighbor(
+                    tf.ones([1, 3, 3, 1]) * x[0], [9, 9], align_corners=True
+                )
+            },
+            "repeats, got a resize",
+        ),
         (lambda x: {"y": tf.reduce_sum(x, 0)}, r"outputs of shape .*, got \(1,\) for 'y'"),
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
         (
