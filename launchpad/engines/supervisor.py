@@ -436,10 +436,11 @@ class Supervisor:
         """
         if self._handlers is None:
             launcher.mark_stop_aware()  # The launching thread is never interrupted.
-            self._handlers = threading.Thread(
+            handlers = threading.Thread(
                 target=launcher.notify_stop, name="launcher stop", daemon=True
             )
-            self._handlers.start()
+            handlers.start()
+            self._handlers = handlers
         return self._handlers
 
     def _advance(self, now: float) -> None:

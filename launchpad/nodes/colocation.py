@@ -134,17 +134,17 @@ class MultiThreadingColocation(python.RunNode[Any]):
             raise ValueError("MultiThreadingColocation requires at least one node.")
         runtime = lp_runtime.require_current()
         states = _States(runtime, len(self._nodes))
-        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         parts = [_Part(node, i, runtime, states, ended) for i, node in enumerate(self._nodes)]
         failure = None
         deadline = math.inf
-        num_left = len(parts)
-        while num_left and (runtime.stop_event.is_set() or time.monotonic() < deadline):
+        left = set(parts)
+        while left and (runtime.stop_event.is_set() or time.monotonic() < deadline):
             try:
-                error = ended.get(timeout=_POLL_SECS)
+                part, error = ended.get(timeout=_POLL_SECS)
             except queue.Empty:
                 continue
-            num_left -= 1
+            left.discard(part)  # A thread may report twice: see `NodeThread.run`.
             if failure is None and error is not None:
                 failure = error
                 runtime.tell_failure(error)
@@ -152,7 +152,7 @@ class MultiThreadingColocation(python.RunNode[Any]):
                 deadline = time.monotonic() + _PARTS_SECS
                 for part in parts:
                     threading.Thread(target=part.end, daemon=True).start()
-        if num_left:
+        if left:
             names = ", ".join(part.thread.name for part in parts if part.thread.is_alive())
             lp_runtime.logger.warning("left behind after %g s: %s", _PARTS_SECS, names)
         if failure is not None:
@@ -192,7 +192,7 @@ class _Part:
         index: int,
         outer: lp_runtime.NodeRuntime,
         states: _States,
-        ended: queue.SimpleQueue[BaseException | None],
+        ended: queue.SimpleQueue[_Ended],
     ):
         self._set_state = functools.partial(states.set, index)
         self._ended = ended
@@ -217,4 +217,7 @@ class _Part:
         if error is None:
             # A failed part is not idle: its colocation is about to fail.
             self._set_state(lp_runtime.FINISHED)
-        self._ended.put(error)
+        self._ended.put((self, error))
+
+
+_Ended = tuple[_Part, BaseException | None]
