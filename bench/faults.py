@@ -3,7 +3,7 @@
     python -m bench.faults --program actors --seed 1 --faults 10       # D4PG with 4 actors
     python -m bench.faults --program learners --seed 1 --faults 6      # a learner of two processes
     python -m bench.faults --program job --seed 1 --faults 6           # ResNet on two workers
-    python -m bench.faults --program defaults --faults 3 --pause 600   # goodput of default settings
+    python -m bench.faults --program defaults --kinds kill-learner --faults 3 --pause 600
 
 The faults are drawn from those of the program, or of `--kinds`. After each, the run must recover
 within `--deadline` seconds: the damaged role is up again, and environment steps and learner steps

@@ -182,7 +182,7 @@ def _show_hosts(client: Any) -> None:
         print(f"{heard.count((host, file))} actors on {host}; their code came from {file}")
     hosts = {host for host, _ in heard}
     # Ray spreads the nodes as well as it can while it starts.
-    assert HOSTS["lp-b"] in hosts, f"expected nodes on both hosts, got {hosts}"
+    assert HOSTS["lp-b"] in hosts, f"expected nodes on the second host, got {hosts}"
 
 
 def _lose_second_host(client: Any, fault: str) -> None:

@@ -45,7 +45,7 @@ class ReturnScale(tf.Module):
         self._highest = tf.Variable(0.0, trainable=False, name="highest")
 
     def __call__(self, returns: tf.Tensor) -> tf.Tensor:
-        """Adds a batch; all replicas call it, with batches of equal size.
+        """Adds a batch; all replicas call it.
 
         Args:
           returns: [B] float32, G_t of a replica's batch.

@@ -64,8 +64,8 @@ def estimate(
 ) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
-    It counts L transitions for each item, however many of them are repeated; a window of several
-    steps has those by which it follows the one before.
+    An item counts as L transitions, however many of them are repeated; a window of several steps,
+    as those by which it follows the one before.
 
     Args:
       environment: environment whose observations have single uint8 frames.

@@ -46,7 +46,7 @@ def read(run_dir: Path) -> dict[str, Any]:
       Nested figures by name, as JSON has them. Ages are in environment steps: a transition is one
       action younger than the one that was inserted before it. Transitions that were repeated to
       fill an item count too: Reverb does not distinguish them. Of overlapping windows, each counts
-    the transitions by which it follows the one before.
+      the transitions by which it follows the one before.
 
     Raises:
       UsageError: if there is no run, no checkpoint, or no replay that can be read.

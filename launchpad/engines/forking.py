@@ -31,8 +31,8 @@ from rl_replicator.processes import output, process_group
 
 logger = logging.getLogger("launchpad")
 
-# Environment variables that are read at each use. Variables that a library may read when it is
-# imported can't be set for a process that has already imported it.
+# Environment variables that are read at each use, and two of TensorFlow's. Variables that a library
+# may read when it is imported can't be set for a process that has already imported it.
 RUN_TIME_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",

@@ -399,6 +399,8 @@ class _UndividedLoss:
         return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `copy` asks for these before there is a loss.
+            raise AttributeError(name)
         return getattr(self._compiled_loss, name)
 
 

@@ -129,7 +129,7 @@ class Run:
         told = [
             f"--{name.replace('_', '-')} {value}"
             for name, value in asked.items()
-            if name in LENGTHS or value != before.get(name)
+            if (name in LENGTHS and value is not None) or value != before.get(name)
         ]
         events.record(self.directory.path, events.RUN, how, " ".join(told))
 

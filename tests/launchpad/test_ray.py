@@ -231,6 +231,7 @@ os.setgroups([]), os.setgid(65534), os.setuid(65534)
 print("ready", flush=True)
 while True:
     with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", int(sys.argv[1])))
         break
     time.sleep(0.01)

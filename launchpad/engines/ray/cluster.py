@@ -263,7 +263,7 @@ def _init(**options: Any) -> None:
 
     try:
         ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
-    except Exception:  # Ray raises just this.
+    except Exception:  # Ray raises a plain one if its daemons were slow.
         ray.shutdown()
         ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
