@@ -35,6 +35,8 @@ class ClimberOptions:
     """Height at the start."""
     steps: int = 400
     """Length of the run."""
+    together: int = 1
+    """Number of trials that wait for each other before their first step."""
 
 
 class Climber(OwnTrainable):
@@ -60,6 +62,9 @@ class Climber(OwnTrainable):
             if checkpointer.latest() is not None:
                 checkpointer.restore({"state": JsonPart(dict, state.update)})
             writer = MetricWriter(run.path, "steps", resume_step=state["step"])
+            sweep = run.path.parent.parent
+            while not ended and len(list(sweep.glob("trial-*/*/config.json"))) < options.together:
+                time.sleep(0.02)
             while state["step"] < options.steps and not ended:
                 state["step"] += EVERY
                 state["height"] += EVERY * options.rate

@@ -212,6 +212,7 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path, run):
 @pytest.mark.processes
 def test_a_population_copies_its_best(tmp_path, run):
     words = (*PBT, "--search", "rate=loguniform(0.01,10)", "--steps", "800", "--run-dir", "s")
+    words += ("--together", "4")
     status, output, errors = run(*words, "--trials", "4", "--parallel", "4")
     assert (status, errors) == (0, "")
     rows = results(tmp_path / "s")
