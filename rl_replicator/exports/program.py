@@ -322,7 +322,8 @@ def _argmax(writer: Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _batch_norm(writer: Writer, op: Any, inputs: list[str]) -> str:
-    _check(not op.get_attr("is_training"), "batch normalization by stored statistics", op)
+    by_stored = "batch normalization by stored statistics (Sonnet: test_local_stats=False)"
+    _check(not op.get_attr("is_training"), by_stored, op)
     _check_images(op)
     if any(tf.get_static_value(x) is None for x in op.inputs[1:]):  # Sonnet computes them.
         padded = [inputs[4], writer.constant(op, "epsilon", op.get_attr("epsilon"))]

@@ -10,6 +10,7 @@ from environments import PixelConfig
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.runs import test_pixel_runs as pixel_runs
+from tests.environments import camera_fakes
 from tests.environments.camera_fakes import LENGTH
 
 FRAME = PixelConfig(render="observed", state=("joints/elbow", "joints/wrist"))
@@ -25,7 +26,9 @@ def options(run_dir, shows, **changes):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shows", ["camera", "elbow"])
-def test_it_learns_what_the_camera_shows_and_what_the_joints_show(shows, tmp_path, capsys):
+def test_it_learns_what_the_camera_shows_and_what_the_joints_show(
+    shows, tmp_path, capsys, monkeypatch
+):
     run_dir = tmp_path / "run"
     assert d4pg.command.train(options(run_dir, shows)) == 0
     returns = read_metrics(run_dir, "evaluator")["episode_return"]
@@ -47,6 +50,9 @@ def test_it_learns_what_the_camera_shows_and_what_the_joints_show(shows, tmp_pat
     assert total > 0.9 * LENGTH
     mean = policy.weights.get_variables(["encoder"])["encoder/vector/variance"]
     assert 0.2 < mean[0] < 0.5 and 6 < mean[1] < 11  # Of uniform numbers: 1/3 and 25/3.
+    monkeypatch.setattr(camera_fakes, "SIZE", 30)
+    with pytest.raises(UsageError, match=r"with .*24, 24.* was trained, got .*30, 30"):
+        load_policy(run_dir)
 
 
 def test_frames_alone_are_not_normalised(tmp_path):

@@ -129,14 +129,31 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     assert damaged.with_name(f"damaged-{damaged.name}").exists() and not damaged.exists()
 
 
-def test_an_edited_environment_is_refused_in_one_line(run_dir, tmp_path, monkeypatch, capsys):
-    """The policy's actions would mean something else."""
-    wide = specs.BoundedArray((1,), np.float32, -5.0, 1.0)
-    monkeypatch.setattr(TargetMatching, "action_spec", lambda self: wide)
-    with pytest.raises(UsageError, match=r"environment.action_limits was .*-1.0.* is now .*-5.0"):
+@pytest.mark.parametrize(
+    ("edited", "spec", "change"),
+    [
+        (
+            "action_spec",
+            specs.BoundedArray((1,), np.float32, -5.0, 1.0),
+            r"environment.action_limits was .*-1.0.* is now .*-5.0",
+        ),
+        (
+            "observation_spec",
+            specs.Array((3,), np.float32, "observation"),
+            r"environment.observations was \[2\].* is now \[3\]",
+        ),
+    ],
+)
+def test_an_edited_environment_is_refused_in_one_line(
+    run_dir, tmp_path, monkeypatch, capsys, edited, spec, change
+):
+    """The policy's numbers would mean something else."""
+    monkeypatch.setattr(TargetMatching, edited, lambda self: spec)
+    with pytest.raises(UsageError, match=change):
         d4pg.command.train(options(run_dir, steps=1500))
-    for words in (["eval"], ["export", "--out", str(tmp_path / "model")], ["video"]):
-        assert main.main([words[0], str(run_dir), *words[1:]]) == 2
+    out, dataset = ["--out", str(tmp_path / "model")], ["--dataset", "edited/target-v0"]
+    for command, *words in (["eval"], ["export", *out], ["video"], ["record", *dataset]):
+        assert main.main([command, str(run_dir), *words]) == 2
         assert "in which the policy was trained, got" in capsys.readouterr().err.splitlines()[-1]
 
 

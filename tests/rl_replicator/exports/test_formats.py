@@ -188,7 +188,7 @@ def test_explicit_padding(tmp_path, runtime):
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
         (
             lambda x: {"y": tf.compat.v1.nn.fused_batch_norm(x[:, None, None], [1.0], [0.0])[0]},
-            "by stored statistics",
+            r"by stored statistics \(Sonnet: test_local_stats=False\)",
         ),
         (
             lambda x: {"y": tf.reduce_max(x, tf.cast(x[0], tf.int32), keepdims=True)},
