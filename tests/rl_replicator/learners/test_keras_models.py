@@ -543,7 +543,8 @@ def test_a_model_with_two_optimizers(tmp_path):
 def test_a_model_with_the_batch_size_in_its_shapes():
     def fixed(config: Config) -> tf.keras.Model:
         lstm = tf.keras.layers.LSTM(2, batch_input_shape=[BATCH, 3, 1])
-        model = tf.keras.Sequential([lstm, tf.keras.layers.Lambda(lambda x: x[:BATCH])])
+        sized = tf.keras.layers.Lambda(lambda x: tf.reshape(x, x.shape))  # It must be known.
+        model = tf.keras.Sequential([sized, lstm, tf.keras.layers.Lambda(lambda x: x[:BATCH])])
         model.compile("sgd", "mse")
         return model
 
