@@ -60,6 +60,23 @@ def lift(seed: int) -> Any:
     return Drawn(_lift(robosuite, seed))
 
 
+def xarm(seed: int) -> Any:
+    """Returns a task of gym-xarm, whose renderers get their camera as Gymnasium 1 wants it."""
+    from gym_xarm.tasks import Lift
+    from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+    from gymnasium.wrappers import TimeLimit
+
+    class Drawn(Lift):
+        def _initialize_renderer(self, renderer_type):
+            return MujocoRenderer(self.model, self.data, camera_name="camera0")
+
+        def _render(self, renderer):
+            self._render_callback()
+            return renderer.render(self.render_mode)
+
+    return TimeLimit(Drawn(observation_width=240, observation_height=240), 300)
+
+
 def randomised_cheetah(seed: int) -> Any:
     """Returns a task of Gymnasium whose textures are drawn at random for each episode."""
     import mujoco

@@ -11,6 +11,7 @@ The results of other packages in bench/packages.json stay.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -66,12 +67,10 @@ def run(words: Sequence[str]) -> str:
     try:
         output, _ = process.communicate(timeout=DEADLINE)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         raise FailedError(f"not done after {DEADLINE:.0f} s") from None
-    except BaseException:  # Ctrl-C does not reach a session of its own.
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    finally:  # Ctrl-C does not reach a session of its own, which may outlive its leader, too.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         print(output[-3000:])
         lines = output.strip().splitlines() or [f"exit status {process.returncode}"]
@@ -163,7 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.packages", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", nargs="*", choices=list(rows), default=list(rows))
-    for name in parser.parse_args().only:
+    names = parser.parse_args().only
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ends what it has started.
+    for name in names:
         found = examine(rows[name])
         print(name, found, flush=True)
         results = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
