@@ -166,13 +166,15 @@ def _in_a_thread(save):
 @pytest.mark.processes
 def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path, caplog):
     """Its exit handlers and threads have time until the end of the notice; then it is killed."""
-    program = lp.Program("saving")
+    program, other = lp.Program("saving"), lp.Program("endless")
     for name, begin in (("handler", atexit.register), ("thread", _in_a_thread)):
         program.add_node(lp.PyClassNode(_Saving, str(tmp_path / name), begin), label=name)
-    program.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
-    manager = lp.launch(program, "test_mp", termination_notice_secs=10)
-    assert manager.wait(timeout=100), "that is not a failure"
-    assert "killed after 10 s: endless/0" in caplog.text
+    other.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
+    saving = lp.launch(program, "test_mp", termination_notice_secs=300)
+    endless = lp.launch(other, "test_mp", termination_notice_secs=1)
+    assert endless.wait(timeout=100), "that is not a failure"
+    assert "killed after 1 s: endless/0" in caplog.text
+    assert saving.wait(timeout=100)
     assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
 
 

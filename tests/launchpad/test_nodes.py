@@ -249,22 +249,28 @@ def test_a_stale_answer_is_not_given(monkeypatch):
 @pytest.fixture
 def call_together(monkeypatch):
     """A function that makes calls, given as (args, kwargs), in order and returns their results."""
-    is_queued = threading.Semaphore(0)
+    is_queued, may_take = threading.Semaphore(0), threading.Event()
 
     class Calls(queue.SimpleQueue):
         def put(self, call):
             super().put(call)
             is_queued.release()
 
+        def get(self, timeout=None):
+            assert may_take.wait(60)
+            return super().get(timeout=timeout)
+
     queues = types.SimpleNamespace(SimpleQueue=Calls, Empty=queue.Empty)
     monkeypatch.setattr(courier_utils, "queue", queues)
 
     def call_all(handler, *calls):
+        may_take.clear()
         with futures.ThreadPoolExecutor(len(calls)) as pool:
             running = []
             for args, kwargs in calls:
                 running.append(pool.submit(handler, *args, **kwargs))
                 assert is_queued.acquire(timeout=60)
+            may_take.set()
             return [each.exception(60) or each.result() for each in running]
 
     return call_all
@@ -278,7 +284,7 @@ def test_structures_are_batched_by_element(call_together, pad_batch, num_rows):
         seen.append((values["x"].shape, len(scale)))
         return {"sum": values["x"].sum(axis=1), "scale": (scale, values["x"] * 2)}
 
-    handler = lp.batched_handler(batch_size=4, timeout=0.5, pad_batch=pad_batch)(compute)
+    handler = lp.batched_handler(batch_size=4, timeout=0.1, pad_batch=pad_batch)(compute)
     calls = [(({"x": np.full(3, i)},), {"scale": i}) for i in range(2)]
     for i, result in enumerate(call_together(handler, *calls)):
         assert result["sum"] == 3 * i and result["scale"][0] == i
