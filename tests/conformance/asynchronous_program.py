@@ -166,12 +166,12 @@ def an_mlp_learns(replicator):
 def staleness_is_bounded_with_a_slow_worker(replicator):
     """Worker 0 takes long between its read and its update; the other does not wait for it."""
     with replicator.scope():
-        version = tf.Variable(0, dtype=tf.int64)
+        version, seconds = tf.Variable(0, dtype=tf.int64), tf.Variable(0.2)
 
     def step_fn(worker):
         read = version.read_value()
         with tf.control_dependencies([read]):
-            waited = pause(tf.where(tf.equal(worker, 0), 0.2, 0.01))
+            waited = pause(tf.where(tf.equal(worker, 0), seconds.read_value(), 0.01))
         with tf.control_dependencies([waited]), tf.device(version.device):
             # Reads and increments in one operation.
             now = tf.raw_ops.ResourceCountUpTo(resource=version.handle, limit=1 << 40, T=tf.int64)
@@ -181,23 +181,22 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
         return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
 
     DETAILS["bounds"] = []
-    for bound, steps_per_call in ((None, None), (3, None), (1, 2)):
+    for bound, steps_per_call, least in ((None, None, 7), (3, None, 1), (1, 2, 0)):
         set_bound(replicator, bound)
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
         workers, stale = [], []
         # How many steps one worker takes during one step of the other depends on the load.
         deadline = time.monotonic() + 60
-        while min(workers.count(0), workers.count(1)) < 3 or (
-            bound is None and max(stale) <= 6 and time.monotonic() < deadline
+        while (few := min(workers.count(0), workers.count(1)) < 3) or (
+            max(stale) < least and time.monotonic() < deadline
         ):
+            if not few:
+                seconds.assign(min(10.0, 1.2 * seconds.numpy()))
             for found, values in zip((workers, stale), step(), strict=True):
                 found.extend(np.atleast_1d(values.numpy()).tolist())
         replicator.synchronize()
         DETAILS["bounds"].append([bound, steps_per_call, np.mean(stale), max(stale)])
-        if bound is None:
-            assert max(stale) > 6
-        else:
-            assert max(stale) <= bound and (max(stale) > 0 or bound < 2)
+        assert least <= max(stale) <= (np.inf if bound is None else bound)
     set_bound(replicator, None)
 
 
@@ -289,21 +288,17 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
         source = tf.data.Dataset.range(100).filter(wait)
         inputs = replicator.make_inputs(lambda context: source)
         step = replicator.replicate(lambda x: (x, count.assign_add(1)), inputs, 5)
-        cancelled_at = []
 
         def cancel():
             while count.numpy() < 4:
                 time.sleep(0.1)
-            cancelled_at.append(time.monotonic())
             step.cancel()
 
         threading.Timer(0.3, cancel).start()
         with pytest.raises(rr.StepCancelled):
             step()
-        assert time.monotonic() - cancelled_at[0] < 30
-        begun = time.monotonic()
-        replicator.synchronize()  # It must not wait for the data.
-        assert time.monotonic() - begun < 30 and count.numpy() == 4
+        replicator.synchronize()  # It must not wait for the data, of which none would come.
+        assert count.numpy() == 4
         flag.touch()
         seen = np.concatenate([step()[0].numpy() for _ in range(4)])
         assert sorted(seen)[:4] == [0, 0, 1, 1]
@@ -473,7 +468,7 @@ def a_killed_worker_comes_back(replicator):
     start_worker_again()
     begun = time.monotonic()
     while step().numpy() != 1:
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - begun < 120
     DETAILS["returned_after"] = time.monotonic() - begun
     replicator.synchronize()
 

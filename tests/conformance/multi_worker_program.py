@@ -411,7 +411,7 @@ def training_saves_by_the_clock_without_waiting_for_other_processes(replicator):
         replicator,
         learner,
         RunDirectory(folder),
-        RunOptions(steps_per_call=1, checkpoint_seconds=0.1),
+        RunOptions(steps_per_call=1, checkpoint_seconds=0.01),
     )
     exchange, exchanges = replicator._group.exchange, []
     replicator._group.exchange = lambda *args: exchanges.append(args) or exchange(*args)

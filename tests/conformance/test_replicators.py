@@ -389,20 +389,17 @@ def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator):
     step.cancel()  # Not lost, although no call waits.
     with pytest.raises(rr.StepCancelled):
         step()
-    cancelled_at = []
 
     def cancel_when_it_waits():
         while after.numpy() < 2:
             time.sleep(0.01)
         time.sleep(0.2)
-        cancelled_at.append(time.monotonic())
         step.cancel()
 
     threading.Thread(target=cancel_when_it_waits, daemon=True).start()
     with pytest.raises(rr.StepCancelled):
         while True:
             step()
-    assert time.monotonic() - cancelled_at[0] < 30
     assert (before.numpy(), after.numpy()) == (2, 2)
     release.set()
     outputs = step()  # It continues with the data that has arrived.

@@ -88,7 +88,7 @@ class Hill(OwnTrainable):
                     print("no space left")
                     return 74
                 beyond = abs(options.place - 0.25) > (options.waits_beyond or 1e9)
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 300
                 while beyond and not ended and time.monotonic() < deadline:
                     time.sleep(0.05)
                 if ended and index < options.evaluations:

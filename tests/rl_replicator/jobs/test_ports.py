@@ -47,12 +47,13 @@ def test_only_this_machine_can_connect_to_tensorflows_servers(tmp_path, options,
         text=True,
     )
     try:
-        pids = []
+        pids, is_up = [], False
         for line in job.stdout:
             words = line.split()
             if "pid" in words:
                 pids.append(int(words[-1]))
-            if "up" in words and len(pids) == num_servers:
+            is_up |= "up" in words
+            if is_up and len(pids) == num_servers:
                 break
         listeners = {pid: sockets.listening(psutil.Process(pid)) for pid in pids}
     except BaseException:

@@ -14,6 +14,7 @@ from rl_replicator.checkpoints import parts
 from rl_replicator.checkpoints.parts import VariableValues
 from rl_replicator.step import call_order
 from tests.suite import forked
+from tests.waiting import wait_until
 
 
 def test_steps_in_the_background_keep_their_order():
@@ -23,7 +24,7 @@ def test_steps_in_the_background_keep_their_order():
     def numbers():
         for i in itertools.count():  # On a busy machine, many steps are taken before `cancel` acts.
             if i == 4:
-                release.wait(30)
+                release.wait(60)
             yield i
 
     data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
@@ -31,18 +32,18 @@ def test_steps_in_the_background_keep_their_order():
     plus = replicator.replicate(lambda x: x, inputs)
     minus = replicator.replicate(lambda x: -x, inputs)
     futures = [plus.begin(), minus.begin()]
-    assert [replicator.gather(f.result(30)).tolist() for f in futures] == [[0, 1], [-2, -3]]
+    assert [replicator.gather(f.result(60)).tolist() for f in futures] == [[0, 1], [-2, -3]]
     futures = [plus.begin(), minus.begin()]  # Both wait for data without blocking us.
     assert not futures[0].done()
     threading.Timer(0.2, release.set).start()
     futures.append(plus.begin())  # Blocks: there is room for two.
     assert futures[0].done()
-    results = [replicator.gather(f.result(30)).tolist() for f in futures]
+    results = [replicator.gather(f.result(60)).tolist() for f in futures]
     assert results == [[4, 5], [-6, -7], [8, 9]]
     plus.cancel()
     with pytest.raises(rr.StepCancelled):
         while True:
-            plus.begin().result(30)
+            plus.begin().result(60)
 
 
 def test_direct_calls_wait_for_those_in_the_background():
@@ -104,12 +105,18 @@ def test_a_checkpoint_holds_whole_calls(tmp_path, monkeypatch, caplog, method, i
     call = step.begin if in_background else threading.Thread(target=step).start
     call()
     assert entered.wait(60)
-    threading.Timer(0.3, release.set).start()
+    told = "a checkpoint waits for a step that another thread takes"
+
+    def release_once_told():
+        wait_until(lambda: told in caplog.text)
+        release.set()
+
+    threading.Thread(target=release_once_told).start()
     checkpointer = rr.checkpoints.Checkpointer(tmp_path)
     getattr(checkpointer, method)(1, {"variables": part})
     info = checkpointer.wait() or checkpointer.latest()
     assert VariableValues.read(info.path / "variables") == {"first": 1, "second": 1}
-    assert caplog.text.count("a checkpoint waits for a step that another thread takes") == 1
+    assert caplog.text.count(told) == 1
 
 
 def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):

@@ -32,10 +32,8 @@ def test_cancel_while_a_replay_table_is_empty(name):
     inputs = replicator.make_inputs(input_fn)
     step = replicator.replicate(step_fn, inputs, steps_per_call=2)
     threading.Timer(0.3, step.cancel).start()
-    start = time.monotonic()
     with pytest.raises(rr.StepCancelled):
         step()
-    assert time.monotonic() - start < 60
     client = server.localhost_client()
     count = 4 * replicator.num_replicas  # Two steps of batches of 2.
     for i in range(count):
@@ -443,17 +441,16 @@ def test_a_pump_ends_with_its_input(end):
 
 def test_a_wait_that_ends_slowly_holds_up_no_other_input(monkeypatch):
     """Reverb's takes seconds."""
-    release = threading.Event()
+    release, held_up = threading.Event(), []
     close = tf.queue.FIFOQueue.close
 
     def slow_close(queue, *arguments, **options):
-        if queue.dtypes == [tf.bool]:
-            release.wait(60)
+        if queue.dtypes == [tf.bool] and not release.wait(60):
+            held_up.append(threading.current_thread())
         close(queue, *arguments, **options)
 
     monkeypatch.setattr(tf.queue.FIFOQueue, "close", slow_close)
     replicator = rr.SingleDeviceReplicator()
-    before = time.monotonic()
     for _ in range(3):
         inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(100))
         step = replicator.replicate(lambda x: x, inputs)
@@ -461,8 +458,8 @@ def test_a_wait_that_ends_slowly_holds_up_no_other_input(monkeypatch):
         inputs.restart()
         assert int(step()) == 0
         inputs.close()
-    assert time.monotonic() - before < 30
     release.set()
+    assert threading.current_thread() not in held_up
 
 
 def test_autotuning_is_off_unless_asked_for():
