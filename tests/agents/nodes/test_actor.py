@@ -307,7 +307,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     agent, source, tmp_path, monkeypatch, caplog
 ):
     """The learner needs rows of another replay server, and no actor is left to insert any there."""
-    monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.7)
+    monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.2)
     layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
     limiter = reverb.rate_limiters.Queue(20)
     server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
@@ -318,7 +318,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     actor = threading.Thread(target=node.run)
     actor.start()
     counter.report_learner(1, 0.0, {})
-    actor.join(2.5)
+    actor.join(1.0)
     # The learner may just be slow, or restarting: the actor waits for it.
     assert actor.is_alive() and counter.progress().environment_steps == 0
     deadline = time.monotonic() + 60
@@ -388,7 +388,7 @@ def test_an_actor_with_slow_steps_reports_every_few_seconds(agent, source, tmp_p
     deadline = time.monotonic() + 60
     while not counter.environment_steps() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert 0 < counter.environment_steps() < 20
+    assert 0 < counter.environment_steps() < 100  # Before the end of its lease.
     stop.set()
     actor.join()
     again = Counter(tmp_path / "again", total_steps=300, restored=counter.snapshot())

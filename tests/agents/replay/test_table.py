@@ -93,7 +93,7 @@ def test_probabilities_and_weights_follow_the_priorities(server, layout):
     drawn = draw(client, 3000)
     expected = np.array([1, 2, 4]) / 7
     counts = np.bincount([value for value, _ in drawn], minlength=3)
-    np.testing.assert_allclose(counts / 3000, expected, atol=0.04)
+    np.testing.assert_allclose(counts / 3000, expected, atol=0.05)  # 5.5 deviations.
     for value, info in drawn[:50]:
         np.testing.assert_allclose(info.probability, expected[value], rtol=1e-6)
     probabilities = np.array([info.probability for _, info in drawn[:50]])

@@ -148,6 +148,9 @@ def test_actors_wait_while_the_queue_is_full():
     waits, counts = [], []
 
     def on_wait(seconds):
+        assert seconds < 60
+        if step < 4:
+            return False  # A busy server may be slow to confirm what it takes.
         waits.append(seconds)
         return True
 
