@@ -7,15 +7,17 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.backends.parameter_server import scheduler, serving, watch
+from rl_replicator.backends.parameter_server import scheduler, watch
 from rl_replicator.processes import ports
 from tests.suite import forked
+from tests.waiting import wait_until
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
 # Four processes import TensorFlow, which takes long on a busy machine.
@@ -76,10 +78,20 @@ class Job:
         config = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
         root = str(PROGRAM.parents[2])
         environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": root}
-        self.processes[f"{kind} {index}"] = subprocess.Popen(
-            [*forked.python(), str(PROGRAM), str(self.report), self._worker_timeout, *self._names],
-            env=environment,
-        )
+        task = f"{kind} {index}"
+        with self._log(task).open("a") as log:
+            self.processes[task] = subprocess.Popen(
+                [*forked.python(), PROGRAM, self.report, self._worker_timeout, *self._names],
+                env=environment,
+                stderr=log,
+            )
+
+    def _log(self, task):
+        return self.report.with_suffix(f".{task}.log")
+
+    def wait_for_line(self, task, text):
+        """Waits until a process has logged a line with a text."""
+        wait_until(lambda: text in self._log(task).read_text())
 
     def results(self, timeout):
         """Returns each behaviour's traceback or None, by name, and the details the chief noted."""
@@ -98,9 +110,10 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        for process in self.processes.values():
+        for task, process in self.processes.items():
             process.kill()
             process.wait()
+            print(self._log(task).read_text(), file=sys.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +145,8 @@ def test_on_several_machines_a_chief_that_is_started_again_finds_its_servers(tmp
     names = ("a_killed_chief_finds_its_servers_again", "a_frozen_worker")
     with Job(tmp_path, 1, 1, names, worker_timeout=16) as job:
         assert job.processes["chief 0"].wait(240) == -signal.SIGKILL
-        time.sleep(2 * serving._INTERVAL * serving._REFUSALS)  # The servers notice that it is gone.
+        for task in ("worker 0", "ps 0"):
+            job.wait_for_line(task, "is gone; waiting 200 s for it to be restarted")
         job.start("chief", 0)
         report, _ = job.results(240)
         assert report == dict.fromkeys(names), report

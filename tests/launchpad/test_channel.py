@@ -55,8 +55,9 @@ class _LateChannel(lp_channel.Channel):
 
 
 @pytest.fixture
-def pair():
+def pair(monkeypatch):
     """The sockets of launcher and node, with send buffers of minimum size."""
+    monkeypatch.setattr(lp_channel, "_ARRIVAL_SECS", 0.05)
     launcher, node = socket.socketpair()
     for end in (launcher, node):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel uses its minimum.
@@ -94,9 +95,8 @@ def test_a_frozen_node_holds_up_nobody_and_gets_all_once_it_reads(pair):
 
 
 @pytest.mark.parametrize("is_inherited", [False, True])
-def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(pair, monkeypatch, is_inherited):
+def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(pair, is_inherited):
     """Otherwise, a node that raised would be restarted as if its process had died."""
-    monkeypatch.setattr(lp_channel, "_ARRIVAL_SECS", 0.05)
     channel, worker = _LateChannel(pair[0]), _Worker()
     worker.attach(channel)
     assert lp_channel.Channel(pair[1]).send("failed", _RAISED)
@@ -108,9 +108,8 @@ def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(pair, monkeypa
     worker.close()
 
 
-def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor(pair, monkeypatch):
+def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor(pair):
     """The connection of a lost machine stays open but silent; the time frozen is no life."""
-    monkeypatch.setattr(lp_channel, "_ARRIVAL_SECS", 0.05)
     worker = _Worker()
     worker.attach(lp_channel.Channel(pair[0]))
     for _ in range(3):  # Repeatedly, as before the supervisor learns of its end.

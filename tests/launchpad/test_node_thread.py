@@ -90,13 +90,14 @@ def test_a_node_that_ignores_its_interrupt_does_not_hold_up_the_end(caplog):
 def test_a_node_that_only_serves_is_not_interrupted(is_colocated):
     node = lp.CourierNode(list)
     handle = node.create_handle()
-    may_stop = threading.Event()
+    has_begun, may_stop = threading.Event(), threading.Event()
     program = lp.Program("test")
     program.add_node(lp.MultiThreadingColocation([node]) if is_colocated else node, label="server")
-    program.add_node(lp.PyNode(_wait_on, may_stop), label="working")
+    program.add_node(lp.PyNode(_wait_on, has_begun, may_stop), label="working")
     manager = lp.launch(program, "test_mt", termination_notice_secs=60)
     client = manager.resolve(handle)
     assert client.copy() == []
+    assert has_begun.wait(60)
     manager.stop()
     assert not manager.wait(0.3)
     assert client.copy() == [], "it serves while another node leaves its run()"
@@ -104,7 +105,9 @@ def test_a_node_that_only_serves_is_not_interrupted(is_colocated):
     assert manager.wait(60)
 
 
-def _wait_on(may_stop):
+def _wait_on(has_begun, may_stop):
+    lp.stop_event()  # From here on, it is not interrupted.
+    has_begun.set()
     lp.wait_for_stop()
     may_stop.wait(60)
 

@@ -29,6 +29,7 @@ def _tables():
 
 
 def _write_until_the_end(client, recorder) -> None:
+    lp.stop_event()  # From here on, it is not interrupted.
     for number in range(5):
         client.insert([float(number)], {"queue": 1.0})
     sample = next(iter(client.sample("queue", 1)))

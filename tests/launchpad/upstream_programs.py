@@ -88,7 +88,7 @@ def make_cacher_program(path: str) -> lp.Program:
     weights = program.add_node(lp.CourierNode(Weights), label="weights")
     with program.group("cacher"):
         cacher = program.add_node(
-            lp.CacherNode(weights, refresh_interval_ms=500, stale_after_ms=5000)
+            lp.CacherNode(weights, refresh_interval_ms=60_000, stale_after_ms=600_000)
         )
     program.add_node(lp.CourierNode(Reader, cacher, weights, result), label="reader")
     return program
