@@ -83,7 +83,7 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=3, help="processes that run tests")
     parser.add_argument("--deadline", type=float, default=2400, help="seconds for the whole run")
-    parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
+    parser.add_argument("--grace", type=float, default=60, help="seconds for processes to end")
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest"]
     for plugin in ("xdist.plugin", "pytest_timeout", "tests.suite.plugin"):
