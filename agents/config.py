@@ -225,14 +225,23 @@ class NoiseSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryConfig:
-    """A recurrent core between the encoder and the other layers, and the windows that train it."""
+class CoreConfig:
+    """A recurrent core between the encoder and the other layers."""
 
     core: Literal["none", "lstm", "gru"] = "none"
-    """`lstm` or `gru`: the agent remembers the observations of an episode; `none`: it does not, and
-    learns from transitions."""
+    """`lstm` or `gru`: the agent remembers the observations of an episode; `none`: it does not."""
     size: int = 128
     """Units of the core, and of the layer in front of it."""
+
+    def __post_init__(self) -> None:
+        is_good = 1 <= self.size <= MAX_LAYER_SIZE
+        check_option(is_good, "agent.memory.size", f"1 to {MAX_LAYER_SIZE}", self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig(CoreConfig):
+    """A recurrent core, and the windows of the replay that train it."""
+
     trained_steps: int = 20
     """Consecutive steps in a window on which the learner trains. R2D2 has 80."""
     overlap: int = 10
@@ -246,8 +255,7 @@ class MemoryConfig:
         return self.trained_steps - self.overlap
 
     def __post_init__(self) -> None:
-        is_good = 1 <= self.size <= MAX_LAYER_SIZE
-        check_option(is_good, "agent.memory.size", f"1 to {MAX_LAYER_SIZE}", self.size)
+        super().__post_init__()
         steps, most = self.trained_steps, MAX_N_STEP
         expected = f"a number from 1 to {most}"
         check_option(1 <= steps <= most, "agent.memory.trained_steps", expected, steps)
@@ -257,7 +265,7 @@ class MemoryConfig:
         check_option(0 <= self.burn_in <= most, "agent.memory.burn_in", expected, self.burn_in)
 
 
-def memory_of(config: Any) -> MemoryConfig | None:
+def memory_of(config: Any) -> CoreConfig | None:
     """Returns the memory of an agent with a config of any kind; None if it has none."""
     memory = getattr(config, "memory", None)
     return None if memory is None or memory.core == "none" else memory
@@ -272,7 +280,7 @@ def check_no_memory(config: Any, where: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class MemorySettings(Settings):
-    """The additional settings of an agent that can have a memory."""
+    """The additional settings of an agent that can have a memory and learns from windows."""
 
     memory: MemoryConfig = MemoryConfig()
     """The recurrent core."""

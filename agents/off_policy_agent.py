@@ -22,7 +22,7 @@ from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
-from agents.config import EncoderSettings, MemoryConfig, NoiseSettings, memory_of
+from agents.config import CoreConfig, EncoderSettings, NoiseSettings, memory_of
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.learning.steps import MakeSteps, TransitionSteps, WindowSteps
 from agents.learning.targets import PolicyAverage, average_name, update_targets
@@ -100,11 +100,17 @@ class PolicyAgent(abc.ABC):
         returns = ReturnAdder.SPEC if self.follows_returns else ()
         if self.memory is None:
             return returns
-        state = specs.Array((self.make_encoder("encoder").state_size,), np.float32, STATE)
-        return {STATE: state, **({RETURNS: returns} if self.follows_returns else {})}
+        return {**self.state_spec, **({RETURNS: returns} if self.follows_returns else {})}
 
     @property
-    def memory(self) -> MemoryConfig | None:
+    def state_spec(self) -> dict[str, specs.Array]:
+        """The state of the memory among the extras; nothing if it has none."""
+        if self.memory is None:
+            return {}
+        return {STATE: specs.Array((self.make_encoder("encoder").state_size,), np.float32, STATE)}
+
+    @property
+    def memory(self) -> CoreConfig | None:
         """The recurrent core of its encoder; None if it has no memory."""
         return memory_of(self.config)
 
@@ -490,9 +496,9 @@ class OffPolicyAgent(PolicyAgent):
         None, as by default without a memory, if it learns from n-step transitions. From sequences,
         `n_step_return` computes them.
         """
-        memory = self.memory
-        if memory is None:
+        if self.memory is None:
             return None
+        memory = self.config.memory
         length = memory.burn_in + memory.trained_steps + self.config.n_step
         return SequenceConfig(length, memory.period, memory.burn_in)
 
@@ -501,7 +507,7 @@ class OffPolicyAgent(PolicyAgent):
         augment = self.observations.augment
         if self.memory is None:
             return lambda sample, seed: TransitionSteps(sample, seed, augment)
-        memory, n_step = self.memory, self.config.n_step
+        memory, n_step = self.config.memory, self.config.n_step
         return lambda sample, seed: WindowSteps(sample, seed, augment, memory, n_step)
 
     @property

@@ -45,10 +45,13 @@ class Impala(PolicyAgent):
 
     @property
     def extras_spec(self) -> dict[str, specs.Array]:
-        """Log-density of the action, learner steps of the policy, and what densities need."""
+        """Log-density of the action, learner steps of the policy, what densities need, and a state.
+
+        The state is that of the memory, if there is any.
+        """
         names = ("log_prob", "learner_steps")
         numbers = {name: specs.Array((), np.float32, name) for name in names}
-        return numbers | self.actions.extras_spec
+        return numbers | self.actions.extras_spec | self.state_spec
 
     @functools.cached_property
     def layout(self) -> UnrollLayout:
@@ -75,15 +78,15 @@ class Impala(PolicyAgent):
 
     def make_exploring_policy(self, source: VariableSource) -> ActingPolicy:
         """See `PolicyAgent`; the outputs are followed by the learner steps of the weights."""
+        source.get_variables(())
         clock = Clock()
-        policy = super().make_exploring_policy(source)
+        networks = {**self.make_acting_networks(), "clock": clock}
 
-        def act(observation: Any) -> tuple[Any, tf.Tensor]:
-            size = tf.nest.flatten(observation)[0].shape[0]
-            steps = tf.cast(clock.num_steps, tf.float32) + tf.zeros([size])
-            return policy.act(observation), steps
+        def with_steps(outputs: Any) -> tuple[Any, tf.Tensor]:
+            size = tf.nest.flatten(outputs)[0].shape[0]
+            return outputs, tf.cast(clock.num_steps, tf.float32) + tf.zeros([size])
 
-        return policy._replace(networks={**policy.networks, "clock": clock}, act=act)
+        return self._acting_policy(networks, networks, with_steps)
 
     def make_exploration(
         self, context: ExplorationContext
@@ -167,7 +170,7 @@ class Impala(PolicyAgent):
     def _networks(self, prefix: str) -> ActorCritic:
         layers = self.after_encoder(self.config.critic_layers)
         return ActorCritic(
-            self.observations.make_encoder(f"{prefix}encoder"),
+            self.make_encoder(f"{prefix}encoder"),
             self.make_policy(f"{prefix}policy"),
             HeadedNetwork(layers, 1, find_torso(self.config.torso), f"{prefix}critic"),
         )

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from agents.config import EncoderSettings, LearnerConfig, PolicySettings
+from agents.config import CoreConfig, EncoderSettings, LearnerConfig, PolicySettings
 
 _MAX_UNROLL = 1000
 
@@ -23,6 +23,8 @@ class ImpalaConfig(PolicySettings, LearnerConfig):
     """Units of the hidden layers of the critic, which values states."""
     policy_learning_rate: float = 1e-3
     """Adam's step size, for the policy, the critic and the encoder."""
+    memory: CoreConfig = CoreConfig()
+    """The recurrent core."""
     unroll_length: int = 20
     """Consecutive steps in an unroll, across the ends of episodes."""
     global_batch_size: int = 8

@@ -16,7 +16,8 @@ from agents.learning.optimizers import make_optimizer
 from agents.learning.replay_learner import StepOutput
 from agents.networks.actor_critic import ActorCritic
 from agents.observations import PixelObservations, StateObservations
-from agents.replay.transitions import Sample
+from agents.replay.transitions import STATE, Sample
+from agents.replay.unrolls import Unroll
 from rl_replicator.collectives.randomness import StepSeeds
 
 
@@ -105,7 +106,7 @@ class ImpalaLearner(tf.Module):
 
         variables = online.trainable_variables
         with tf.GradientTape() as tape:
-            features = online.encoder(observation)
+            features = self._features(observation, unroll)  # [B * (T + 1), F]
             outputs = self._actions.masked(online.policy(features), self._mask(rows.observation))
             values = tf.reshape(online.critic(features), steps)  # [B, T + 1]
             log_probs = self._actions.log_prob(outputs, rows.action, rows.extras)
@@ -150,3 +151,23 @@ class ImpalaLearner(tf.Module):
                 **value_scale.metrics(self._scale, scale),
             },
         )
+
+    def _features(self, observation: Any, unroll: Unroll) -> tf.Tensor:
+        """Returns the features of an unroll's rows; a memory starts from the actor's state.
+
+        Where the first row has no action, it has no state: nothing depends on its features then.
+
+        Args:
+          observation: nest of [B * (T + 1), ...].
+          unroll: the unroll.
+
+        Returns:
+          [B * (T + 1), F] float32.
+        """
+        if STATE not in unroll.extras:
+            return self.online.encoder(observation)
+        length = self._config.unroll_length + 1
+        rows = tree.map_structure(lambda x: tf.reshape(x, [-1, length, *x.shape[1:]]), observation)
+        kept = 1.0 - tf.pad(unroll.first[:, 1:], [[0, 0], [0, 1]])  # [B, T + 1]
+        features, _ = self.online.encoder.unroll(rows, unroll.extras[STATE][:, 0], kept)
+        return tf.reshape(features, [-1, features.shape[-1]])

@@ -7,7 +7,7 @@ import sonnet as snt
 import tensorflow as tf
 import tree
 
-from agents.config import MemoryConfig
+from agents.config import CoreConfig
 from agents.networks.mlp import layer_norm_mlp
 from agents.registry import features_of
 
@@ -26,7 +26,7 @@ class RecurrentEncoder(snt.Module):
     """
 
     def __init__(
-        self, make_encoder: Callable[[str], snt.Module], memory: MemoryConfig, name: str = "encoder"
+        self, make_encoder: Callable[[str], snt.Module], memory: CoreConfig, name: str = "encoder"
     ):
         """Makes the layers.
 

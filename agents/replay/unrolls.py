@@ -37,6 +37,7 @@ class Unroll(NamedTuple):
       discount: [B, T + 1] float32, gamma times the discount that followed; 0 where a row is not
         valid.
       valid: [B, T + 1] float32, 1 where a row has an action.
+      first: [B, T + 1] float32, 1 where an episode starts.
       returns: [B, T + 1] float32, the discounted rewards of the episode so far, including `reward`.
       extras: nest of [B, T + 1, ...] float32, the extras of the action.
     """
@@ -46,6 +47,7 @@ class Unroll(NamedTuple):
     reward: tf.Tensor
     discount: tf.Tensor
     valid: tf.Tensor
+    first: tf.Tensor
     returns: tf.Tensor
     extras: Any
 
@@ -137,13 +139,14 @@ class UnrollLayout:
             lead = [-1, self.transitions_per_item + 1]
             return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), flat)
 
-        _, valid, reward, discount, returns = tf.unstack(rows[..., :_NUMBERS], axis=-1)
+        first, valid, reward, discount, returns = tf.unstack(rows[..., :_NUMBERS], axis=-1)
         return Unroll(
             observation=self._observations(data),
             action=each(self._action.unpack, rows[..., _NUMBERS:end]),
             reward=reward,
             discount=discount,
             valid=valid,
+            first=first,
             returns=returns,
             extras=each(self._extras.unpack, rows[..., end:]),
         )

@@ -8,10 +8,11 @@ import tensorflow as tf
 from acme import specs, types
 
 import rl_replicator as rr
-from agents import d4pg, dqn, load_policy
-from agents.config import MemoryConfig
+from agents import d4pg, dqn, impala, load_policy
+from agents.config import CoreConfig, MemoryConfig
 from agents.d4pg.config import D4PGConfig
 from agents.dqn.config import DQNConfig, PixelDQNConfig
+from agents.impala.config import ImpalaConfig
 from agents.learning.steps import WindowSteps
 from agents.learning.weights import copy_variables
 from agents.networks import actor_critic
@@ -26,12 +27,13 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.actor_critic_reference import batches
 from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
+from tests.agents.memory_reference import unroll
 from tests.environments.memory_fakes import LENGTH
 
 # By import path, which needs no registration.
 COMMANDS = {
     name: dataclasses.replace(command, name=f"agents.{name}:command")
-    for name, command in (("dqn", dqn.command), ("d4pg", d4pg.command))
+    for name, command in (("dqn", dqn.command), ("d4pg", d4pg.command), ("impala", impala.command))
 }
 BATCH, UNITS, BURN_IN, STEPS, N_STEP, GAMMA = 4, 3, 2, 3, 2, 0.9
 L = BURN_IN + STEPS + N_STEP
@@ -75,49 +77,6 @@ def make_windows(seed=0, valid=VALID, is_discrete=True, observation=None):
     return Sample(
         np.arange(len(valid), dtype=np.uint64), probabilities, np.full(len(valid), 500), window
     )
-
-
-# The core, in NumPy.
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def recur(weights, name, x, state):
-    """One step of an LSTM, or of a GRU: the output and the next state."""
-    w_i, w_h, b = (weights[f"{name}/{which}"] for which in ("w_i", "w_h", "b"))
-    size = len(w_h)
-    if w_i.shape[1] == 4 * size:
-        hidden, cell = state[:, :size], state[:, size:]
-        i, f, g, o = np.split(x @ w_i + hidden @ w_h + b, 4, -1)
-        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
-        hidden = sigmoid(o) * np.tanh(cell)
-        return hidden, np.concatenate([hidden, cell], -1)
-    (x_z, x_r, x_a), (h_z, h_r, h_a) = (np.split(w, 3, 1) for w in (w_i, w_h))
-    b_z, b_r, b_a = np.split(b, 3)
-    z, r = sigmoid(x @ x_z + state @ h_z + b_z), sigmoid(x @ x_r + state @ h_r + b_r)
-    state = (1 - z) * state + z * np.tanh(x @ x_a + (r * state) @ h_a + b_a)
-    return state, state
-
-
-def embed(weights, name, x):
-    x = x @ weights[f"{name}/embedding/linear_0/w"] + weights[f"{name}/embedding/linear_0/b"]
-    x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-    norm = f"{name}/embedding/layer_norm"
-    return np.tanh(x * weights[f"{norm}/scale"] + weights[f"{norm}/offset"])
-
-
-def unroll(weights, name, observation, state, kept):
-    """Features [B, T, F] and the last state, step by step."""
-    features = []
-    for t in range(observation.shape[1]):
-        x = embed(weights, name, observation[:, t])
-        output, state = recur(weights, f"{name}/core", x, state)
-        state = state * kept[:, t, None]
-        features.append(np.concatenate([x, output], -1))
-    return np.stack(features, 1), state
 
 
 def window_features(weights, name, window, frozen=None):
@@ -432,6 +391,10 @@ def test_what_cannot_be_combined_is_refused_in_one_line(tmp_path):
 
 
 def small(name, core):
+    if name == "impala":
+        memory, layers = CoreConfig(core, 16), {"policy_layers": (32,), "critic_layers": (32,)}
+        rate = {"policy_learning_rate": 3e-3}
+        return ImpalaConfig(discount=0.5, unroll_length=10, memory=memory, **layers, **rate)
     settings = {
         "critic_layers": (32,),
         "discount": 0.5,
@@ -451,7 +414,7 @@ def small(name, core):
 
 def run(name, core, run_dir, steps, **changes):
     """Trains deterministically; returns the returns of evaluations."""
-    kind = "discrete_recall" if name == "dqn" else "recall"
+    kind = "recall" if name == "d4pg" else "discrete_recall"
     settings = {
         "env": f"tests.environments.memory_fakes:make_{kind}",
         "steps": steps,
@@ -466,11 +429,20 @@ def run(name, core, run_dir, steps, **changes):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["dqn", "d4pg"])
-def test_a_cue_at_the_start_is_remembered_only_with_a_memory(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "core", "steps"),
+    [
+        ("dqn", "lstm", 1200),
+        ("d4pg", "lstm", 1200),
+        ("impala", "lstm", 3000),
+        ("dqn", "none", 1200),
+        ("d4pg", "none", 1200),
+    ],
+)
+def test_a_cue_at_the_start_is_remembered_only_with_a_memory(name, core, steps, tmp_path):
     """The highest return is 4, that without a memory 2."""
-    assert run(name, "lstm", tmp_path / "lstm", 1200)[-1] > 0.9 * (LENGTH - 1)
-    assert run(name, "none", tmp_path / "plain", 1200)[-1] < 0.7 * (LENGTH - 1)
+    found = run(name, core, tmp_path / "run", steps)[-1] / (LENGTH - 1)
+    assert found < 0.7 if core == "none" else found > 0.9
 
 
 @pytest.mark.timeout(300)

@@ -145,8 +145,8 @@ def make_samples(agent, count):
         extras = {name: normal(*spec.shape) for name, spec in agent.extras_spec.items()}
         valid = (random.random(lead) > 0.1).astype(np.float32)
         discount = valid * random.choice([0.0, 0.5], lead).astype(np.float32)
-        unroll = Unroll(observations(), actions(), normal(), discount, valid, normal(), extras)
-        return Sample((), (), (), unroll)
+        numbers = (normal(), discount, valid, np.zeros_like(valid), normal())
+        return Sample((), (), (), Unroll(observations(), actions(), *numbers, extras))
     steps = {
         "observation": observations(),
         "action": actions(),

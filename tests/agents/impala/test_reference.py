@@ -8,6 +8,7 @@ import tensorflow as tf
 from acme import specs
 
 import rl_replicator as rr
+from agents.config import CoreConfig
 from agents.impala import ImpalaConfig
 from agents.impala.agent import Impala
 from agents.learning.weights import copy_variables
@@ -16,6 +17,7 @@ from agents.replay.unrolls import Unroll
 from environments.flat import MaskedArray
 from tests.agents import actor_critic_reference as reference
 from tests.agents.d4pg.numpy_step import clip_together
+from tests.agents.memory_reference import unroll as remember
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 SIZE, NUM_ACTIONS, LENGTH, BATCH, STEPS = 3, 2, 3, 4, 4
@@ -36,10 +38,15 @@ CASES = {
     "discrete": ("single_device", True, {"value_scale": "none", "max_gradient_norm": 0.34}),
     "discrete, two replicas": ("multi_device:2", True, {}),
     "continuous, two replicas": ("multi_device:2", False, {}),
+    "discrete, memory, two replicas": (
+        "multi_device:2",
+        True,
+        {"memory": CoreConfig("lstm", 3), "max_gradient_norm": 0.3},
+    ),
 }
 
 
-def make_unrolls(is_discrete):
+def make_unrolls(is_discrete, has_memory):
     """`STEPS` batches, [STEPS * BATCH, LENGTH + 1, ...]."""
     random = np.random.default_rng(2)
     shape = (STEPS * BATCH, LENGTH + 1)
@@ -59,6 +66,8 @@ def make_unrolls(is_discrete):
         extras = {"preactivation": normal(NUM_ACTIONS)}
         action = np.tanh(extras["preactivation"])
     extras["log_prob"] = -1.0 - 0.5 * np.abs(normal())
+    if has_memory:
+        extras["state"] = normal(2 * 3)
     extras["learner_steps"] = random.integers(-5, 1, shape).astype(np.float32)
     return Unroll(
         observation=observation.astype(np.float32),
@@ -66,6 +75,7 @@ def make_unrolls(is_discrete):
         reward=valid * normal(),
         discount=valid * random.choice([0.0, 0.95], shape).astype(np.float32),
         valid=valid,
+        first=(random.random(shape) > 0.6).astype(np.float32),
         returns=3 * normal(),
         extras=extras,
     )
@@ -85,12 +95,20 @@ class NumpyImpala:
         renamed = {path.replace(old, new): array for path, array in weights.items()}
         return reference.mlp(renamed, "policy", observation)
 
+    def _features(self, weights, unroll):
+        """[B, T + 1, F]; the first state is the actor's, and that of an episode's start is 0."""
+        observation = unroll.observation[..., :SIZE].astype(np.float64)
+        if self.config.memory.core == "none":
+            return observation
+        kept = 1 - np.roll(unroll.first, -1, axis=1)
+        return remember(weights, "encoder", observation, unroll.extras["state"][:, 0], kept)[0]
+
     def _log_probs(self, weights, unroll):
         """Log-densities and entropies of the actions, [B, T + 1] each."""
-        observation = unroll.observation.astype(np.float64)
+        observation = self._features(weights, unroll)
         if self.is_discrete:
-            logits = reference.mlp(weights, "policy", observation[..., :SIZE])
-            mask = observation[..., SIZE:]
+            logits = reference.mlp(weights, "policy", observation)
+            mask = unroll.observation[..., SIZE:]
             # Where nothing is legal, nothing counts.
             mask = np.where(mask.any(-1, keepdims=True), mask, 1.0)
             odds = np.exp(logits) * mask
@@ -107,7 +125,7 @@ class NumpyImpala:
         return np.log(density).sum(-1), entropy.sum(-1)
 
     def _values(self, weights, unroll):
-        return reference.mlp(weights, "critic", unroll.observation[..., :SIZE])[..., 0]
+        return reference.mlp(weights, "critic", self._features(weights, unroll))[..., 0]
 
     def _trace(self, values, ratios, rewards, unroll):
         config, shape = self.config, rewards.shape
@@ -175,12 +193,12 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     agent, replicator = Impala(config, spec), rr.make(replicator_name)
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)
-    networks = {"policy": module.online.policy, "critic": module.online.critic}
+    networks = {name: n for name, n in module.online._asdict().items() if n.variables}
     random = np.random.default_rng(11)
     for variable in module.online.trainable_variables:
         variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
     numpy = NumpyImpala(config, is_discrete, copy_variables(networks, networks))
-    unrolls = make_unrolls(is_discrete)
+    unrolls = make_unrolls(is_discrete, config.memory.core != "none")
     samples = Sample((), (), (), unrolls)
 
     inputs = replicator.make_inputs(reference.batches(samples, BATCH))

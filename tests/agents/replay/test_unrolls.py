@@ -73,13 +73,15 @@ def play(adder, observations, stack, actions):
             extras["log_prob"] = np.float32(extras["log_prob"])
             total = reward + factor * total
             factor = GAMMA * discount
-            rows.append([observation(), action, reward, factor, 1.0, total, extras])
+            numbers = (reward, factor, 1.0, float(step == 0), total)
+            rows.append([observation(), action, *numbers, extras])
             seen.append(draw(random, observations))
             kind = dm_env.StepType.LAST if is_last else dm_env.StepType.MID
             adder.add(action, dm_env.TimeStep(kind, reward, discount, seen[-1]), extras)
         if end != "terminated":
             nothing = tree.map_structure(np.zeros_like, (action, extras))
-            rows.append([observation(), nothing[0], 0.0, 0.0, 0.0, total, nothing[1]])
+            numbers = (0.0, 0.0, 0.0, float(length == 0), total)
+            rows.append([observation(), nothing[0], *numbers, nothing[1]])
     return [Unroll(*row) for row in rows]
 
 
