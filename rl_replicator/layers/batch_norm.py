@@ -227,10 +227,11 @@ def _global_moments(
 
         def gradient(*of_results: tf.Tensor) -> tf.Tensor:
             total = collectives.all_sum(tf.stack(of_results))  # [2, C]
+            # Divided here, and not at the end, which would take another pass over a large x.
+            total /= tf.maximum(tf.reduce_sum(gathered[:, 0]), 1)
             of_mean, of_variance = (tf.reshape(one, shape) for one in tf.unstack(total))
-            count = tf.maximum(tf.reduce_sum(gathered[:, 0]), 1)
             # The mean as a result, and not as computed here, so that this has a gradient, too.
-            return (of_mean + 2 * of_variance * (x - tf.reshape(found[0], shape))) / count
+            return of_mean + 2 * of_variance * (x - tf.reshape(found[0], shape))
 
         return combine(gathered), gradient
 
@@ -256,7 +257,7 @@ def _moments(x: tf.Tensor, axis: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor,
     """See `moments`: [], [C] and [C]."""
     count = tf.cast(tf.reduce_prod([tf.shape(x, tf.int64)[i] for i in axis]), x.dtype)
     mean = tf.reduce_sum(x, axis, keepdims=True) / tf.maximum(count, 1)
-    deviations = tf.reduce_sum(tf.square(x - mean), axis)
+    deviations = tf.reduce_sum(tf.math.squared_difference(x, mean), axis)
     return count, tf.reshape(mean, [-1]), deviations
 
 
