@@ -62,7 +62,7 @@ def work(writer, index: int, scenario: str) -> None:
     if scenario in ("fail", "fail-polled", "fail-first"):
         raise ValueError(f"worker {index} is broken")
     if scenario == "late":
-        time.sleep(3.0)
+        time.sleep(1.5)
         writer.write(Note("done"))
         return
     if scenario == "deaf":

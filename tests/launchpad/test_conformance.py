@@ -26,7 +26,7 @@ def test_run_is_called_and_the_program_ends_when_all_have_run(engine):
     program.add_node(lp.PyNode(programs.record_tree, tree), label="tree")
     manager = lp.launch(program, engine)
     client = manager.resolve(recorder)
-    wait_until(lambda: len(client.entries()) == 4, 90)
+    wait_until(lambda: len(client.entries()) == 4)
     # The recorder continues to serve until somebody waits for the program.
     assert client.entries() == ["list", "tuple", "namedtuple", "dataclass"]
     assert manager.wait(timeout=60)
@@ -57,7 +57,7 @@ def test_stop_reaches_nodes_that_wait_and_nodes_that_do_not_look(engine, tmp_pat
     program.add_node(loop, label="loop")
     manager = lp.launch(program, engine, termination_notice_secs=100)
     client = manager.resolve(recorder)
-    wait_until(lambda: {"waiting", "step"} <= set(client.entries()), 90)
+    wait_until(lambda: {"waiting", "step"} <= set(client.entries()))
     manager.stop()
     assert manager.wait(timeout=60)  # It did not wait for the end of the notice.
     # The recorder served until all had left. The loop may be interrupted after the other node has
@@ -100,7 +100,7 @@ def test_the_owner_of_an_address_gets_a_port_that_it_can_bind(engine):
     program.add_node(lp.PyNode(programs.use_port, address), label="client")
     manager = lp.launch(program, engine)
     client = manager.resolve(recorder)
-    assert wait_until(client.entries, 90) == [b"hello"]
+    assert wait_until(client.entries) == [b"hello"]
     assert manager.wait(timeout=60)
 
 
@@ -125,7 +125,7 @@ def test_a_program_that_a_node_has_launched_stops_in_order_with_it(engine, tmp_p
     program = lp.Program("outer")
     program.add_node(lp.PyNode(programs.launch_inside, path), label="outer")
     manager = lp.launch(program, engine, termination_notice_secs=100)
-    wait_until(path.exists, 90)
+    wait_until(path.exists)
     manager.stop_and_wait()
     assert path.read_text() == "waiting\nsaved\ninner has ended\n"
 

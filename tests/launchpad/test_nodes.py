@@ -26,9 +26,6 @@ from launchpad.rpc import client as rpc_client
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
-_wait_until = functools.partial(wait_until, seconds=90.0)
-
-
 # -- programs ----------------------------------------------------------------------------
 
 
@@ -183,7 +180,7 @@ def test_a_node_with_a_policy_comes_back_as_often_as_it_says(engine, way, caplog
     manager = lp.launch(program, engine, restart_policies={"fragile": policy})
     entries = manager.resolve(recorder)
     client = manager.resolve(fragile)
-    _wait_until(lambda: entries.entries().count("born") == 3)
+    wait_until(lambda: entries.entries().count("born") == 3)
     assert client.life() == 3  # The same client finds the new incarnation.
     reasons = [each.reason for each in manager.restarts if each.node == "fragile/0"]
     assert len(reasons) == 2 and (way == "signal" or reasons[1] == "OSError: death number 2")
@@ -222,7 +219,7 @@ def test_a_cacher_asks_its_source_rarely():
     calls = origin.calls()
     assert calls <= 2 + (time.monotonic() - started) / 0.3  # A busy machine takes seconds.
     assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments have another answer.
-    _wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
+    wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
     assert rpc_client.list_methods(client) == rpc_client.list_methods(origin)
     with pytest.raises(KeyError, match="from the source"):
         client.fail()
@@ -366,7 +363,7 @@ def test_colocated_nodes_share_a_process(engine, tmp_path):
     manager = lp.launch(program, engine, termination_notice_secs=100)
     assert manager.resolve(handle).produce(3) == 15
     client = manager.resolve(recorder)
-    _wait_until(lambda: len(client.entries()) == 3)
+    wait_until(lambda: len(client.entries()) == 3)
     pids = dict(e for e in client.entries() if e != "waiting")
     assert pids["a"] == pids["b"]
     assert (pids["a"] == os.getpid()) == (engine == lp.LaunchType.TEST_MULTI_THREADING)
@@ -409,7 +406,7 @@ def test_nodes_of_a_process_colocation_are_processes(tmp_path):
     program.add_node(lp.MultiProcessingColocation(nodes), label="colocated")
     manager = lp.launch(program, "test_mp")
     client = manager.resolve(recorder)
-    _wait_until(lambda: len(client.entries()) == 2)
+    wait_until(lambda: len(client.entries()) == 2)
     assert len(dict(client.entries()).keys() | set(dict(client.entries()).values())) == 4
     assert manager.wait(timeout=60)
 
@@ -456,7 +453,7 @@ def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is
     policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.01)
     manager = lp.launch(program, "test_mt", restart_policies={"outer": policy})
     try:
-        _wait_until(lambda: len(inner) == 2)
+        wait_until(lambda: len(inner) == 2)
         assert inner[0].wait(timeout=60)
         assert not inner[1].wait(timeout=0.3)  # It belongs to the node that is running.
         manager.stop_and_wait()

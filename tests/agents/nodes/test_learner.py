@@ -38,7 +38,7 @@ CONFIG = D4PGConfig(
 AGENT = D4PG(CONFIG, TARGET.spec())
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=150.0):
     """Waits until a condition holds; returns whether it does."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:

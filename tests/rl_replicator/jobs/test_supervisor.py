@@ -162,7 +162,7 @@ def ready(folder, *names):
 def test_a_signal_gives_the_tasks_time_to_save(run, tmp_path, number):
     code = """
 def save(*_):
-    time.sleep(2)
+    time.sleep(0.5)
     (file.parent / f"{name} has saved").touch()
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
@@ -185,7 +185,7 @@ def test_parameter_servers_are_there_while_the_chief_saves(run, tmp_path):
     code = """
 def end(*_):
     if task["type"] == "chief":
-        time.sleep(1)
+        time.sleep(0.5)
         is_first = not (file.parent / "ps 0 ends").exists()
         (file.parent / "saved").write_text("whole" if is_first else "without variables")
     (file.parent / f"{name} ends").touch()

@@ -147,6 +147,7 @@ def complete(run_dir):
 def wandb_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "110")  # It starts a process.
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Stages artifacts there.
     monkeypatch.chdir(run_dir := make_run(tmp_path / "run", "wandb"))
     return run_dir

@@ -55,7 +55,7 @@ def test_direct_calls_wait_for_those_in_the_background():
     def slow(x):
         before = count.read_value()
         with tf.control_dependencies([before]):
-            wait = tf.py_function(lambda: time.sleep(0.5), [], [])
+            wait = tf.py_function(lambda: time.sleep(0.2), [], [])
         with tf.control_dependencies([wait]):
             count.assign(before + 1)
         return before

@@ -32,7 +32,8 @@ class Peers:
 
 
 @pytest.fixture
-def peers():
+def peers(monkeypatch):
+    monkeypatch.setattr(health, "_INTERVAL", 0.02)
     peers = Peers()
     yield peers
     peers.monitor.stop()
@@ -101,8 +102,7 @@ def test_the_time_in_which_the_prober_was_frozen_does_not_count(peers, monkeypat
         assert list(peers.monitor._sweep()) == found
 
 
-def test_a_loss_is_awaited_until_all_peers_have_answered_often(peers, monkeypatch):
-    monkeypatch.setattr(health, "_INTERVAL", 0.01)
+def test_a_loss_is_awaited_until_all_peers_have_answered_often(peers):
     probed = []
 
     def probe(index):
