@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import re
@@ -57,6 +58,7 @@ class Row:
     Attributes:
       seconds: since the start of the command.
       fault: what was done, and to which role.
+      load: processes that wanted a core, the mean of the minute before.
       recovered_after: seconds until the run made progress again; None if it did not in time.
       lost: learner steps that were repeated.
       status: exit status of the command, if it ended.
@@ -64,6 +66,7 @@ class Row:
 
     seconds: float
     fault: str
+    load: float
     recovered_after: float | None = None
     lost: int = 0
     status: int | None = None
@@ -122,7 +125,8 @@ class Soak:
         run = self._run
         pids, size = run.roles(), run.log.stat().st_size
         started = time.monotonic()
-        row = Row(round(started - run.begun, 1), fault(run, draw))
+        load = round(os.getloadavg()[0], 1)
+        row = Row(round(started - run.begun, 1), fault(run, draw), load)
         self.rows.append(row)
         before = run.progress()  # Rows may have been written until the signal was sent.
         lowest = before[-1]

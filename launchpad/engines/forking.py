@@ -157,9 +157,7 @@ class ForkServer(forkserver.ForkServer):
                 with os.fdopen(data, "wb") as pipe:
                     pickle.dump({}, pipe)
                     pickle.dump(_Fork(name), pipe)
-                secs = _FORK_SECS if self._has_forked else _IMPORT_SECS
-                if not select.select([status], [], [], secs)[0]:
-                    raise TimeoutError(f"the fork server did not answer in {secs:g} s")
+                self._await(status)
                 pid = forkserver.read_signed(status)
             except (OSError, EOFError) as error:
                 self._fail(error)
@@ -167,6 +165,15 @@ class ForkServer(forkserver.ForkServer):
             self._has_forked = True
             self._num_failures = 0
             return ForkedGroup(pid, status)
+
+    def _await(self, status: int) -> None:
+        """Waits for the answer of the server, but not while a signal has stopped it."""
+        left = _FORK_SECS if self._has_forked else _IMPORT_SECS
+        while not select.select([status], [], [], _FORK_SECS)[0]:
+            left -= _FORK_SECS
+            assert self._process is not None
+            if left <= 0 or process_group.is_stopped(self._process.pid):
+                raise TimeoutError("the fork server did not answer")
 
     def close(self) -> None:
         """Lets the server end after its last node."""

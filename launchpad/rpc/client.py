@@ -381,6 +381,9 @@ class _Connection:
         except ValueError:  # The channel was closed meanwhile.
             self._wait(call)
             return
+        except RuntimeError as error:  # gRPC could start no thread, and its channel is unusable.
+            call.settle(self._without_thread(error))
+            return
         call.result.add_done_callback(lambda done: rpc.cancel() if done.cancelled() else None)
         rpc.add_done_callback(lambda rpc: self._finish(call, rpc))
 
@@ -434,7 +437,20 @@ class _Connection:
             if self._has_thread:
                 return
             self._has_thread = True
-        threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
+        try:
+            threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._has_thread = False
+                batch, self._waiting = self._waiting, []
+            for waiting in batch:
+                waiting.settle(self._without_thread(error))
+
+    def _without_thread(self, error: RuntimeError) -> errors.CourierError:
+        return errors.CourierError(
+            f"{self._name}: a call of {self.owner} needs a thread: {error}; raise the limit on "
+            "processes (ulimit -u) or on memory (ulimit -v)"
+        )
 
     def _resend(self) -> None:
         """Sends the waiting calls once their server is found, or ends them; until none is left."""

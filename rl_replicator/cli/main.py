@@ -42,6 +42,8 @@ BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130
 # A run in threads has 64 open (bench/results/soak_d4pg_threads.csv), one with many actors more.
 _OPEN_FILES, _MANY_FILES = 128, 4096
+# Bytes of address space. A learner with its threads takes 3.2 GB of it on two cores.
+_ADDRESS_SPACE = 4 << 30
 _ROOT = Path(__file__).parents[2]
 
 
@@ -167,6 +169,12 @@ def _check_process() -> None:
         raise UsageError(
             "expected warnings that are no errors, because Reverb's import warns, got "
             "PYTHONWARNINGS=error or -W error; unset it"
+        )
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= space < _ADDRESS_SPACE:
+        raise UsageError(
+            f"expected 'ulimit -v' {_ADDRESS_SPACE >> 10} or more, because TensorFlow reserves far "
+            f"more memory than it uses, got {space >> 10}; raise it, or limit a container's memory"
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < _OPEN_FILES:

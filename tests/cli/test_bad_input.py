@@ -254,7 +254,10 @@ def test_processes_in_which_libraries_would_fail(command):
         done = command("envs", **setting)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
         assert command("--help", **setting).returncode == 0
-    few = functools.partial(resource.prlimit, 0, resource.RLIMIT_NOFILE, (32, 32))
-    done = command("envs", preexec_fn=few)
-    assert done.returncode == 2
-    assert "at least 128 open files for a process, got 'ulimit -n' 32; raise it" in done.stderr
+    for limit, size, expected in (
+        (resource.RLIMIT_NOFILE, 32, "at least 128 open files for a process, got 'ulimit -n' 32;"),
+        (resource.RLIMIT_AS, 3_000_000 << 10, "than it uses, got 3000000; raise it, or limit a"),
+    ):
+        few = functools.partial(resource.prlimit, 0, limit, (size, size))
+        done = command("envs", preexec_fn=few)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr

@@ -203,6 +203,12 @@ def test_a_fork_server_that_died_or_froze_is_replaced(tmp_path, monkeypatch):
             monkeypatch.setattr(forking, "_FORK_SECS", 1.0)  # It has answered once.
     assert not frozen.is_running()
     manager.stop_and_wait()
+    server = forking.ForkServer(["json"])
+    server.ensure_running()
+    _server().suspend()  # While it imports.
+    with pytest.raises(forking.ForkError, match="did not answer"):
+        server.fork("node/0", [0, 1, 1, 2])
+    server.close()
 
 
 @pytest.mark.parametrize(

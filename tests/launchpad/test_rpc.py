@@ -729,6 +729,20 @@ def test_futures_need_no_threads(runtime, serve):
         release.set()
 
 
+def test_a_call_for_which_no_thread_can_be_started_fails(runtime):
+    """As under a limit on memory or threads. Later ones are tried again."""
+    client = lp.CourierClient(lp.Address("late"), wait_for_ready=False)
+    threading.stack_size(1 << 46)  # More than there are addresses.
+    try:
+        for call in (client.same, lambda value: client.futures.same(value).result(10)):
+            with pytest.raises(errors.CourierError, match=r"start new thread; .* \(ulimit -v\)"):
+                call(1)
+    finally:
+        threading.stack_size(0)
+    with pytest.raises(lp.CourierUnavailableError):
+        client.futures.same(2).result(60)
+
+
 def test_a_taken_port_is_replaced_by_a_free_one(runtime):
     """Unless the user has chosen the port, because others look for the node there."""
     address = lp.Address()
