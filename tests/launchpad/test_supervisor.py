@@ -352,19 +352,48 @@ def test_users_of_a_store_that_moved_start_again_with_their_team():
     assert program.finish() is None
 
 
+def test_a_colocation_whose_own_store_moved_starts_once_more():
+    """Its other parts may have read the address of before."""
+    store = lp.ReverbNode(list)
+    node = lp.MultiThreadingColocation([store, lp.PyNode(print, store.create_handle())])
+    policy = lp.RestartPolicy(initial_backoff_secs=0.0)
+    program = _Program(lp_member.Member("both", 0, node, restart_policy=policy))
+    program.publish("both/0", "host:1")
+    program.end("both/0", record=_died())
+    program.wait_for("start both/0", count=2)
+    program.publish("both/0", "host:2")
+    program.wait_for("kill both/0")
+    program.end("both/0", record=_died())
+    program.wait_for("start both/0", count=3)
+    program.publish("both/0", "host:2")
+    program.state("both/0", lp_runtime.SERVING)
+    assert program.finish() is None
+    assert program.log.count("kill both/0") == 1
+
+
 def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
     """As under a limit on threads or memory: whoever waits for the program hears of its end."""
     program = _Program()
 
+    told = []
+
     class Launcher:
         def mark_stop_aware(self):
-            raise RuntimeError("can't start new thread")
+            told.append("aware")
+            if told == ["aware"]:
+                threading.stack_size(1 << 46)  # More than there are addresses.
+
+        def notify_stop(self):
+            told.append("stop")
 
     program.supervisor.launcher = Launcher()
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    program.supervisor.post_stop()
-    program.end("user", "other", "store")
-    assert program.supervisor.done.wait(60)
+    try:
+        program.supervisor.post_stop()
+        program.end("user", "other", "store")
+        assert program.supervisor.done.wait(60)
+    finally:
+        threading.stack_size(0)
     assert program.supervisor.failure is not None and "the supervisor failed" in caplog.text
     assert "kill user" in program.log
 

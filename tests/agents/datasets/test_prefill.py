@@ -152,6 +152,29 @@ def test_recorded_transitions_get_a_table_of_their_own(tmp_path):
     assert recorded.rate_limiter.max_diff > 1e100
 
 
+def test_an_error_closes_the_writer(tmp_path):
+    """Otherwise its destructor would wait for a server that has ended."""
+    chosen = options(tmp_path, env=CHAIN)
+    agent = td3.command.make_agent(CONFIG, chosen.task.spec())
+    first = chosen.task.make(0).reset()
+    adders = []
+
+    class Broken:
+        def episodes(self, shard, num_shards):
+            return [self]
+
+        def add_to(self, adder):
+            adders.append(adder)
+            adder.add_first(first)
+            raise ValueError("the file ends here")
+
+    tables = functools.partial(agent.make_tables, 1)
+    with pytest.raises(UsageError, match="got TD3: the file ends here"):
+        prefill.fill(agent, tables, Broken(), 1, tmp_path, prefill.as_if_sampled)
+    with pytest.raises(RuntimeError, match="Close has been called"):
+        adders[0].finish(5.0)
+
+
 def test_a_small_table_keeps_the_newest(tmp_path):
     played = random_episodes.make_dataset("a-v0", TARGET, 15)
     replay = dataclasses.replace(CONFIG.replay, max_size=250)

@@ -1,5 +1,6 @@
 """A learner from a compiled Keras model takes the same steps as the model's own `fit`."""
 
+import copy
 import dataclasses
 import functools
 import runpy
@@ -406,14 +407,14 @@ class OwnStep(tf.keras.Sequential):
 
 
 class Task(tf.keras.layers.Layer):
-    """Holds a loss that sums over the batch, as TF Recommenders' tasks do."""
+    """Takes a copy of a loss that sums over the batch, as TF Recommenders' tasks have."""
 
     def __init__(self):
         super().__init__()
         self._loss = tf.keras.losses.MeanSquaredError(tf.keras.losses.Reduction.SUM)
 
     def call(self, inputs):
-        return self._loss(*inputs)
+        return copy.copy(self._loss)(*inputs)
 
 
 class SummingStep(OwnStep):

@@ -528,8 +528,9 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypa
     [
         (lambda loss: {"errors": tf.stack([loss, loss])}, r"errors: float32 \[2\]; return"),
         (lambda loss: {"loss": loss, "aux": {"a": loss}}, r"loss: float32 \[\], aux: a: float32"),
+        (lambda loss: {"loss": tf.constant("low")}, r"loss: string \[\]"),
     ],
-    ids=["vector", "nested"],
+    ids=["vector", "nested", "string"],
 )
 def test_metrics_that_are_no_numbers(tmp_path, monkeypatch, metrics, got):
     step_fn = Regression.step_fn
