@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -163,13 +164,10 @@ def fill_disk(run: Run, draw: random.Random) -> str:
     """Fills the run's file system until the command ends, then frees it and restarts the run."""
     del draw
     filler = run.folder / "disk" / "filler"
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
-        except OSError:
-            pass
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
     status = run.wait_for_end(120)
     filler.unlink(missing_ok=True)
     if status is None:

@@ -48,7 +48,7 @@ _LAST_SECONDS = 8.0
 # Longest time between two rows of metrics of any program, even on a busy machine.
 _ROW_SECONDS = 60.0
 # Room for the checkpoints of the longest run, but small enough to fill within seconds.
-_DISK = "size=512m"
+_DISK = "size=1g"
 
 
 @dataclasses.dataclass

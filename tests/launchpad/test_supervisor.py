@@ -394,6 +394,7 @@ def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
         assert program.supervisor.done.wait(60)
     finally:
         threading.stack_size(0)
+    assert told[-1] == "stop"  # By the end there is a thread.
     assert program.supervisor.failure is not None and "the supervisor failed" in caplog.text
     assert "kill user" in program.log
 
