@@ -5,6 +5,8 @@ import os
 import pytest
 
 from rl_replicator.runs import events
+from rl_replicator.runs import run as run_lib
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 def test_events_are_read_as_they_were_recorded(tmp_path):
@@ -18,6 +20,13 @@ def test_events_are_read_as_they_were_recorded(tmp_path):
     with (tmp_path / "events.csv").open("a") as file:
         file.write("2025-01-01T00:00:00Z,run,fin")  # Cut off.
     assert events.read(tmp_path) == [first, second]
+
+
+def test_a_start_tells_the_length_that_was_asked_for(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    with run_lib.opened(directory, "learner", {}, run_lib.SILENT) as run:
+        run.begin({"steps": None, "epochs": 3, "run_dir": "run"}, None)
+    assert [event.detail for event in events.read(directory.path)] == ["--epochs 3"]
 
 
 def test_a_long_detail_is_cut(tmp_path):
