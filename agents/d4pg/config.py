@@ -5,6 +5,7 @@ from typing import Literal
 
 from agents.config import (
     CategoricalSettings,
+    MemoryConfig,
     MemorySettings,
     NoiseSettings,
     OffPolicyConfig,
@@ -137,6 +138,12 @@ PAPER = D4PGConfig(
 )
 
 
+# A batch of 32 windows has 640 steps; one is due every 5 agent steps.
+RECURRENT = D4PGConfig(
+    memory=MemoryConfig(core="lstm"),
+    global_batch_size=32,
+    replay=ReplayConfig(min_size=5_000, samples_per_insert=64.0),
+)
 # The torso, rates and targets of SimBa's DDPG (Lee et al. 2024, arXiv:2410.09754), which has a
 # scalar critic, an action repeat of 2, and one learner step per step of the simulator.
 SIMBA = D4PGConfig(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from agents.config import (
     CategoricalSettings,
+    MemoryConfig,
     MemorySettings,
     OffPolicyConfig,
     PixelSettings,
@@ -71,6 +72,14 @@ class DQNConfig(MemorySettings, CategoricalSettings, OffPolicyConfig):
         self.check(
             norm is None or 0 < norm < math.inf, "max_gradient_norm", "a positive number, or None"
         )
+
+
+# A batch of 32 windows has 640 steps; one is due every 5 agent steps.
+RECURRENT = DQNConfig(
+    memory=MemoryConfig(core="lstm"),
+    global_batch_size=32,
+    replay=ReplayConfig(samples_per_insert=64.0, priority_exponent=0.6),
+)
 
 
 @dataclasses.dataclass(frozen=True)

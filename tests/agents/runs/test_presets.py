@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agents import d4pg, sac, td3
+from agents import d4pg, dqn, sac, td3
 from agents.d4pg.config import PAPER
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
@@ -26,6 +26,17 @@ def test_the_paper_s_values_can_be_changed_one_by_one():
     assert (paper.exploration_sigma, paper.n_step, paper.num_atoms) == (0.3, 5, 101)
     assert paper.replay.samples_per_insert == 32
     assert not paper.normalize_observations
+    for agent in (d4pg, dqn):  # Each keeps the other defaults of its own replay.
+        recurrent = parse(agent, "--preset", "recurrent").agent
+        batch, samples = recurrent.global_batch_size, recurrent.replay.samples_per_insert
+        assert (recurrent.memory.core, batch, samples) == ("lstm", 32, 64)
+        plain = parse(agent).agent
+        assert recurrent == dataclasses.replace(
+            plain,
+            memory=recurrent.memory,
+            global_batch_size=batch,
+            replay=dataclasses.replace(plain.replay, samples_per_insert=samples),
+        )
 
 
 def test_a_preset_in_a_file_or_from_python():
@@ -76,7 +87,7 @@ def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, mo
         (
             d4pg,
             ("--preset", "papr"),
-            "--preset: expected default or paper or simba or xqc, got papr",
+            "--preset: expected default or paper or recurrent or simba or xqc, got papr",
         ),
         (d4pg, ("--pixels", "--preset", "paper"), "--preset: expected default, got paper"),
         (td3, ("--preset", "drq_v2"), "--preset: expected default, got drq_v2"),
