@@ -59,6 +59,15 @@ class Agent(OffPolicyAgent):
         return self.module(self.make_acting_networks())
 
 
+class Asked(Exception):
+    """The learner steps that schedules are for."""
+
+
+class Schedules(Agent):
+    def make_module(self, replicator, total_steps):
+        raise Asked(total_steps)
+
+
 class NoisyStep(Agent):
     module = NoisyModule
 
@@ -95,13 +104,13 @@ def nesting(config, context):
     return explore
 
 
-def make_node(kind, run_dir, total_steps=300, exploration="gaussian", **replay):
+def make_node(kind, run_dir, total_steps=300, exploration="gaussian", task=TARGET, **replay):
     replay = ReplayConfig(transitions_per_item=1, **replay)
     config = Config(replay=replay, exploration=exploration, exploration_random_steps=0)
     agent = kind(config, specs.make_environment_spec(environments.make(TARGET.name, seed=0)))
     RunDirectory(run_dir).describe("d4pg", {}, {})
     counter = restored_counter(run_dir, total_steps)
-    return DeterministicNode(agent, make_plan(run_dir, total_steps), counter)
+    return DeterministicNode(agent, make_plan(run_dir, total_steps, task=task), counter)
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +136,13 @@ def test_random_numbers_that_a_continued_run_would_not_draw_again_are_refused(
     with pytest.raises(ConfigError, match=message) as error:
         make_node(kind, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_schedules_count_actions(tmp_path):
+    """Of which 300 steps of the simulator are 150 here; the learner starts after 50."""
+    twice = dataclasses.replace(TARGET, repeats=2)
+    with pytest.raises(Asked, match="^100$"):
+        make_node(Schedules, tmp_path, task=twice, min_size=50, samples_per_insert=2.0)
 
 
 def test_the_environment_is_closed_when_the_node_is_not_made(tmp_path, monkeypatch):

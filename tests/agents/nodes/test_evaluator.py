@@ -1,5 +1,6 @@
 """The evaluator: which weights a row belongs to, and episodes that do not end."""
 
+import dataclasses
 import logging
 import threading
 
@@ -17,7 +18,7 @@ from agents.nodes.run_plan import EvaluationSchedule
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from tests.agents.nodes.plans import make_plan
+from tests.agents.nodes.plans import TARGET, make_plan
 
 
 class Policy(core.Actor):
@@ -107,6 +108,16 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
     step = best.restore({"weights": weights}).step
     assert weights.get_variables([EVERYTHING]).keys() == {"policy/w", "explorer/w"}
     assert weights.get_variables(["explorer"]) == {"explorer/w": step}
+
+
+def test_an_episode_is_cut_off_by_steps_of_the_simulator(tmp_path, stops):
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    schedule = dataclasses.replace(SCHEDULE, max_episode_steps=8)
+    task = dataclasses.replace(TARGET, repeats=2)
+    plan = make_plan(tmp_path, 500, seed=1, task=task, evaluation=schedule)
+    EvaluatorNode(Agent(), plan, Learner(counter), counter).evaluate(300, 1)
+    (found,) = read_metrics(tmp_path, "evaluator")["episode_return"]
+    assert 4 < found < 8  # Four actions for two steps each, whose rewards are between 0.5 and 1.
 
 
 def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stops, monkeypatch):

@@ -1,5 +1,6 @@
 """The learner's node before it gets rows, and when it gets no more."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -125,6 +126,26 @@ def learning(stop):
         thread.join()
     for replay in used:
         replay.close()
+
+
+class Asked(Exception):
+    """How many actions the learner's schedules are for."""
+
+
+def test_schedules_count_actions(run_dir, tmp_path):
+    """Not the steps of the simulator, of which each action takes two here."""
+
+    def ask(self, replicator, replays, total_agent_steps, online_fraction=1.0):
+        raise Asked(total_agent_steps)
+
+    class Schedules(D4PG):
+        make_learner = ask
+
+    agent = Schedules(CONFIG, TARGET.spec())
+    plan = make_plan(run_dir, 99, task=dataclasses.replace(TARGET, repeats=2))
+    counter = Counter(tmp_path, 99, restored=None)
+    with pytest.raises(Asked, match="^50$"):
+        LearnerNode(agent, rr.SingleDeviceReplicator, plan, [], counter)
 
 
 def saved_steps(run_dir):

@@ -10,13 +10,16 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 import agents
 import rl_replicator as rr
+from agents.policies.policy import max_actions
 from agents.runs.options import AgentOptions
+from agents.task import Task
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
 
 SETTINGS = {
@@ -34,6 +37,12 @@ SETTINGS = {
         "replay": {"min_size": 200, "samples_per_insert": 4.0},
     },
 }
+
+
+def test_evaluations_are_cut_off_by_steps_of_the_simulator(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.describe("td3", {}, {"evaluation": {"max_episode_steps": 20}})
+    assert max_actions(run, Task(SETTINGS["env"], repeats=3)) == 7
 
 
 @pytest.fixture(scope="module")

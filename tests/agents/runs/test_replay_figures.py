@@ -110,7 +110,7 @@ def test_figures(run_dir, capsys):
 def test_transitions_of_an_item_count_alone_and_servers_together(tmp_path):
     run_dir = make_stored(tmp_path, items_of(4))
     config = json.loads((run_dir / "config.json").read_text())
-    config["identity"]["replay_shards"] = 2
+    config["identity"] |= {"replay_shards": 2, "action_repeat": 3}
     (run_dir / "config.json").write_text(json.dumps(config))
     checkpointer = Checkpointer(run_dir / "checkpoints", keep=1)
     before = checkpointer.latest().path
@@ -118,7 +118,7 @@ def test_transitions_of_an_item_count_alone_and_servers_together(tmp_path):
     checkpointer.save(402, parts | {part_name(1): Files(before / "replay")})
     found = replay_figures.read(run_dir)
     assert (found["transitions"], found["capacity"], found["inserted"]) == (200, 8000, 200)
-    assert found["transitions_per_item"] == 4 and found["age"]["max"] == 198
+    assert found["transitions_per_item"] == 4 and found["age"]["max"] == 198 * 3
 
 
 def test_overlapping_windows_count_the_steps_from_one_to_the_next(tmp_path):

@@ -24,6 +24,7 @@ from agents.nodes import learner, saver
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
+from agents.runs.results import is_complete
 from agents.suites import results
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -33,6 +34,7 @@ from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run import RunListener
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.suite import forked
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
@@ -204,6 +206,8 @@ def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, ca
     assert capsys.readouterr().out.startswith("finished: all 1,000 steps of the run")
     with pytest.raises(UsageError, match="--steps: expected at least 1,030, which the run in"):
         d4pg.command.train(options(run_dir, steps=1010))
+    twice = options(run_dir, steps=1025, actors=2, action_repeat=4)
+    assert not is_complete(RunDirectory(run_dir), twice)  # They may have taken up to 1,032.
     evaluations = run_dir / "metrics" / "evaluator.csv"
     header, *rows = evaluations.read_text().splitlines()
     evaluations.write_text("\n".join([header, *rows[:-1]]) + "\n")  # Stopped before the last one.
@@ -245,6 +249,9 @@ def test_a_run_is_warned_of_before_it_starts(tmp_path, monkeypatch, caplog):
     agent = dataclasses.replace(SMALL, replay=replay)
     assert d4pg.command.train(options(tmp_path / "c", agent=agent, steps=10**10)) == 0
     assert "the 2.0 GB of free memory, got 28.0 GB for 1,000,000,000 transitions, 28" in caplog.text
+    repeated = options(tmp_path / "d", agent=agent, steps=10**9, action_repeat=2)
+    assert d4pg.command.train(repeated) == 0
+    assert "got 14.0 GB for 500,000,000 transitions, 28" in caplog.text
 
 
 def test_another_run_is_refused_and_nothing_is_touched(run_dir, tmp_path, monkeypatch):
