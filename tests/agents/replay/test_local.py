@@ -5,7 +5,7 @@ import pytest
 from acme import specs
 
 from agents.replay.config import ReplayConfig
-from agents.replay.local import LocalReplay, PriorityTree
+from agents.replay.local import LocalQueue, LocalReplay, PriorityTree
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import TransitionLayout
 from environments import fakes
@@ -103,3 +103,18 @@ def test_a_restored_table_draws_the_same_rows(tmp_path, exponent):
     np.testing.assert_array_equal(want[1], got[1])
     fresh = make_replay(config, rows=61, seed=2)
     assert (drawn(fresh, calls=5)[0] != want[0]).any()
+
+
+def test_a_queue_comes_back_with_its_items(tmp_path):
+    queue, again = LocalQueue(), LocalQueue()
+    for number in range(2):
+        queue.insert({"reward": np.full(3, number, np.float32)}, 1.0)
+    for folder, table in ((tmp_path / "first", queue), (tmp_path / "second", again)):
+        folder.mkdir()
+        if table is again:
+            again.restore(tmp_path / "first")
+        table.save(folder)
+    first, second = (
+        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in tmp_path.iterdir()
+    )
+    assert first == second and any(b"reward" in content for content in first.values())
