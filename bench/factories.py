@@ -68,7 +68,8 @@ def xarm(seed: int) -> Any:
 
     class Drawn(Lift):
         def _initialize_renderer(self, renderer_type):
-            return MujocoRenderer(self.model, self.data, camera_name="camera0")
+            size = self.observation_width, self.observation_height
+            return MujocoRenderer(self.model, self.data, None, *size, camera_name="camera0")
 
         def _render(self, renderer):
             self._render_callback()
