@@ -39,7 +39,7 @@ GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
 # Timeouts under test are short; the others are long enough for a busy machine.
-TIMEOUTS = {"start_timeout": 100, "peer_timeout": 30, "call_timeout": 60}
+TIMEOUTS = {"start_timeout": 200, "peer_timeout": 30, "call_timeout": 200}
 # The peer timeout in `a_frozen_worker`.
 SECONDS_TO_FREEZE = 5
 TIMEOUTS.update(json.loads(os.environ.get("TIMEOUTS", "{}")))
