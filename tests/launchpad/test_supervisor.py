@@ -358,6 +358,7 @@ def test_a_colocation_whose_own_store_moved_starts_once_more():
     node = lp.MultiThreadingColocation([store, lp.PyNode(print, store.create_handle())])
     policy = lp.RestartPolicy(initial_backoff_secs=0.0)
     program = _Program(lp_member.Member("both", 0, node, restart_policy=policy))
+    program.wait_for("start both/0")
     program.publish("both/0", "host:1")
     program.end("both/0", record=_died())
     program.wait_for("start both/0", count=2)
@@ -394,7 +395,7 @@ def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
         assert program.supervisor.done.wait(60)
     finally:
         threading.stack_size(0)
-    assert told[-1] == "stop"  # By the end there is a thread.
+    wait_until(lambda: told[-1] == "stop")  # By the end there is a thread.
     assert program.supervisor.failure is not None and "the supervisor failed" in caplog.text
     assert "kill user" in program.log
 
