@@ -16,6 +16,8 @@ from tests import structure
 from tests.docs import references
 from tests.docs.references import DOCUMENTS, ROOT
 
+pytestmark = pytest.mark.timeout(300)  # The first test imports all packages.
+
 # Options of programs that are not ours: Ray, uv, Slurm, TensorBoard.
 FOREIGN_FLAGS = {
     "--compile-bytecode",
