@@ -234,6 +234,9 @@ def test_an_evaluation_sums_over_all_but_the_padding(folder):
     for variable in learner.trackables()["network"].variables:
         variable.assign_add(np.random.default_rng(2).uniform(0, 0.1, size=variable.shape))
     logits = learner.classifier(IMAGES)[1].numpy()
+    data = learner.classifier.images
+    scaled = ((IMAGES.astype(np.float32) - data.mean) / data.deviation).astype(np.float32)
+    np.testing.assert_allclose(logits, learner.classifier.network(scaled, False)[1], 1e-4, 1e-5)
     ranks = np.argsort(np.argsort(-logits, axis=1), axis=1)[np.arange(16), LABELS]
     mask = (np.arange(16) < 13).astype(np.float32)
     sums_fn = learner.evaluation().sums_fn
