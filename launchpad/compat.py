@@ -69,6 +69,8 @@ class _Status(types.ModuleType):
 
 
 context = _module(**vars(launch_type), get_context=lifecycle.get_context)
+_worker_manager = _module(**vars(lifecycle), WorkerManager=manager.ProgramManager)
+_managers = {"worker_manager": _worker_manager, "worker_manager_v2": _worker_manager}
 
 # Parents come before what they contain. `launchpad.launch` itself remains the function.
 _MODULES = {
@@ -81,17 +83,17 @@ _MODULES = {
     "launch.test_multi_threading": _module(__path__=[]),
     "launch.test_multi_threading.address_builder": _module(bind_addresses=_bind_addresses),
     "launch.test_multi_threading.launch": _module(
-        launch=_launcher(launch_type.LaunchType.TEST_MULTI_THREADING)
+        launch=_launcher(launch_type.LaunchType.TEST_MULTI_THREADING), **_managers
     ),
     "launch.test_multi_processing": _module(__path__=[]),
     "launch.test_multi_processing.launch": _module(
-        launch=_launcher(launch_type.LaunchType.TEST_MULTI_PROCESSING)
+        launch=_launcher(launch_type.LaunchType.TEST_MULTI_PROCESSING), **_managers
     ),
     "launch.local_multi_threading": _module(__path__=[]),
     "launch.local_multi_threading.launch": launching,
     "launch.local_multi_processing": _module(__path__=[]),
     "launch.local_multi_processing.launch": launching,
-    "launch.worker_manager": _module(**vars(lifecycle), WorkerManager=manager.ProgramManager),
+    **{f"launch.{name}": module for name, module in _managers.items()},
     "nodes.cacher.node": cacher,
     "nodes.courier.courier_utils": batching,
     "nodes.courier.node": courier,

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from launchpad.launch.test_multi_threading import launch
 
 import launchpad as lp
+from launchpad.examples.consumer_producers import program as consumer_producers
 from tests.launchpad import upstream_programs
 
 _PROGRAMS = {
@@ -30,6 +32,7 @@ def test_it_runs_unmodified(engine, name, tmp_path):
     [
         *("address", "context", "flags", "launch.launch", "launch.serialization"),
         *("launch.test_multi_threading.address_builder", "launch.worker_manager", "nodes.base"),
+        "launch.worker_manager_v2",
         *("nodes.cacher.node", "nodes.courier.courier_utils", "nodes.courier.node"),
         *("nodes.dereference", "nodes.multi_processing_colocation.node"),
         *("nodes.multi_threading_colocation.node", "nodes.python.local_multi_processing"),
@@ -39,6 +42,19 @@ def test_it_runs_unmodified(engine, name, tmp_path):
 )
 def test_module_paths(name):
     assert importlib.import_module(f"launchpad.{name}") is not None
+
+
+def test_steps_of_a_consumer_that_does_not_run(capsys):
+    """As in upstream's test of this example, with the names that its other tests use."""
+    program = consumer_producers.make_program(num_producers=3)
+    (consumer,) = program.groups["consumer"]
+    consumer.disable_run()
+    program.add_node(lp.PyNode(launch.worker_manager_v2.wait_for_stop), label="block")
+    manager = launch.launch(program, test_case=None)
+    for _ in range(2):
+        consumer.create_handle().dereference().step()
+    manager.stop_and_wait()
+    assert capsys.readouterr().out == 2 * "Results: 3\n"
 
 
 _ENDS = ["polled", "the program has ended", "used the event", "waited", "was interrupted"]

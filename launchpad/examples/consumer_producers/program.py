@@ -21,12 +21,16 @@ class Consumer:
         self._producers = producers
 
     def run(self) -> None:
-        """Prints the sum of the results, and stops the program."""
+        """Takes a step, and stops the program."""
+        self.step()
+        lp.stop()
+
+    def step(self) -> None:
+        """Prints the sum of the results of all producers."""
         futures = [
             producer.futures.work(context) for context, producer in enumerate(self._producers)
         ]
         print("Results:", sum(future.result() for future in futures), flush=True)
-        lp.stop()
 
 
 def make_program(num_producers: int) -> lp.Program:
