@@ -85,7 +85,7 @@ class Child:
     """Runs a node in the main thread of this process, for the launcher behind `channel`."""
 
     def __init__(self, channel: lp_channel.Channel, spec: NodeSpec):
-        """Installs a handler of SIGTERM, and starts to receive messages."""
+        """Installs a handler of SIGTERM."""
         self._channel = channel
         self._spec = spec
         self._may_begin = threading.Event()
@@ -108,8 +108,6 @@ class Child:
         )
         lp_runtime.set_process_runtime(self.runtime)
         signals.override(signal.SIGTERM, self._on_sigterm)
-        threading.Thread(target=self._receive, name="control", daemon=True).start()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def run(self) -> int:
         """Runs the node to its end, and reports failures; returns the exit status.
@@ -120,7 +118,9 @@ class Child:
         program's notice period, when the launcher kills the process.
         """
         sys.argv[:] = self._spec.argv
-        try:
+        try:  # From the first message to `mark_ended`, a stop may raise SystemExit.
+            threading.Thread(target=self._receive, name="control", daemon=True).start()
+            threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
             self._may_begin.wait()
             serialization.load_flags(*self._spec.flags)
             node = pickle.loads(self._spec.node)
@@ -128,6 +128,7 @@ class Child:
             serialization.define_flags(serialization.load_flags(*self._spec.flags))
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()
+            self.runtime.mark_ended()
         except BaseException as error:  # Whatever ends a node is reported to the launcher.
             self.runtime.mark_ended()  # A stop must not interrupt the exit handlers.
             record = node_thread.failure_of(error, self.runtime)

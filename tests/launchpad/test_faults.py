@@ -279,6 +279,18 @@ def test_a_stop_during_the_start_is_no_failure():
     assert manager.is_done
 
 
+def test_a_stop_while_nodes_begin_and_end_is_no_failure():
+    """It may interrupt them before and after their code."""
+    for number in range(10):
+        program = lp.Program("brief")
+        with program.group("node"):
+            for _ in range(4):
+                program.add_node(lp.PyNode(int))
+        manager = lp.launch(program, "test_mp")
+        manager.wait(timeout=0.01 * number)
+        manager.stop_and_wait()
+
+
 def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
     ray = pytest.importorskip("ray")
     from launchpad.engines.ray import engine

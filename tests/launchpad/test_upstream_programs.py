@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from launchpad.launch.test_multi_threading import launch
 
 import launchpad as lp
 from launchpad.examples.consumer_producers import program as consumer_producers
@@ -46,6 +45,7 @@ def test_module_paths(name):
 
 def test_steps_of_a_consumer_that_does_not_run(capsys):
     """As in upstream's test of this example, with the names that its other tests use."""
+    launch = importlib.import_module("launchpad.launch.test_multi_threading.launch")
     program = consumer_producers.make_program(num_producers=3)
     (consumer,) = program.groups["consumer"]
     consumer.disable_run()
