@@ -377,3 +377,7 @@ def test_an_object_that_has_every_attribute_is_served():
     manager = lp.launch(lp.make_program(node), "test_mt")
     assert manager.resolve(handle).reset_mock() is None
     manager.stop_and_wait()
+    stand_in, program = mock.Mock(), lp.Program("stand-ins")
+    for label in ("one", "two"):  # It has no address that could have one server only.
+        program.add_node(stand_in, label=label)
+    assert program.get_all_nodes() == [stand_in, stand_in]
