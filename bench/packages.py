@@ -71,6 +71,7 @@ def run(words: Sequence[str]) -> str:
     finally:  # Ctrl-C does not reach a session of its own, which may outlive its leader, too.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if process.returncode:
         print(output[-3000:])
         lines = output.strip().splitlines() or [f"exit status {process.returncode}"]

@@ -111,7 +111,7 @@ class ExploringActor:
             actions.append(np.array(action))
             self._extras[index] = tree.map_structure(np.array, extras)
             if states.size:
-                self._extras[index] = {**dict(extras), STATE: states[index]}
+                self._extras[index] = {**dict(self._extras[index]), STATE: states[index]}
         return actions
 
     def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:

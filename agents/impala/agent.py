@@ -45,9 +45,9 @@ class Impala(PolicyAgent):
 
     @property
     def extras_spec(self) -> dict[str, specs.Array]:
-        """Log-density of the action, learner steps of the policy, what densities need, and a state.
+        """Log-density of the action, learner steps of the policy, and what densities need.
 
-        The state is that of the memory, if there is any.
+        With a memory, its state.
         """
         names = ("log_prob", "learner_steps")
         numbers = {name: specs.Array((), np.float32, name) for name in names}

@@ -155,7 +155,7 @@ class ImpalaLearner(tf.Module):
     def _features(self, observation: Any, unroll: Unroll) -> tf.Tensor:
         """Returns the features of an unroll's rows; a memory starts from the actor's state.
 
-        Where the first row has no action, it has no state: nothing depends on its features then.
+        Where the first row has no action, it has no state: no gradient depends on its features.
 
         Args:
           observation: nest of [B * (T + 1), ...].

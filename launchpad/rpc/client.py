@@ -381,9 +381,6 @@ class _Connection:
         except ValueError:  # The channel was closed meanwhile.
             self._wait(call)
             return
-        except RuntimeError as error:  # gRPC could start no thread, and its channel is unusable.
-            call.settle(self._without_thread(error))
-            return
         call.result.add_done_callback(lambda done: rpc.cancel() if done.cancelled() else None)
         rpc.add_done_callback(lambda rpc: self._finish(call, rpc))
 

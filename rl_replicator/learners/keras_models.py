@@ -177,7 +177,7 @@ class KerasLearner(Learner):
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
         data = self._data_fn(self._config).repeat()
         size = context.per_replica_batch_size(self.global_batch_size)
-        # Nothing is ever dropped; a static size saves gradients the computation of shapes.
+        # The data are repeated; a static size saves gradients the computation of shapes.
         return context.shard(data.batch(size, drop_remainder=True)).prefetch(tf.data.AUTOTUNE)
 
     def step_fn(self, batch: Any) -> Mapping[str, tf.Tensor]:

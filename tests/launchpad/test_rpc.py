@@ -732,7 +732,7 @@ def test_futures_need_no_threads(runtime, serve):
 def test_a_call_for_which_no_thread_can_be_started_fails(runtime):
     """As under a limit on memory or threads. Later ones are tried again."""
     client = lp.CourierClient(lp.Address("late"), wait_for_ready=False)
-    threading.stack_size(1 << 46)  # More than there are addresses.
+    threading.stack_size(1 << 47)  # More than there are addresses.
     try:
         for call in (client.same, lambda value: client.futures.same(value).result(10)):
             with pytest.raises(errors.CourierError, match=r"start new thread; .* \(ulimit -v\)"):

@@ -382,7 +382,7 @@ def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
         def mark_stop_aware(self):
             told.append("aware")
             # At first, more than there are addresses.
-            threading.stack_size(1 << 46 if len(told) == 1 else 0)
+            threading.stack_size(1 << 47 if len(told) == 1 else 0)
 
         def notify_stop(self):
             told.append("stop")

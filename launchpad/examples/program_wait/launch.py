@@ -55,7 +55,8 @@ def make_program() -> lp.Program:
     """Returns a program that stops when all its nodes have begun."""
     program = lp.Program("program_wait")
     nodes: list[Callable[..., None]] = [_poll, _wait, _use_event, _be_interrupted]
-    stopper = program.add_node(lp.CourierNode(_Stopper, len(nodes)), label="stopper")
+    counter = lp.CourierNode(_Stopper, len(nodes), courier_kwargs={"thread_pool_size": 1})
+    stopper = program.add_node(counter, label="stopper")
     for function in nodes:
         program.add_node(lp.PyNode(function, stopper), label=function.__name__.strip("_"))
     return program

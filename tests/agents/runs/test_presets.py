@@ -26,6 +26,9 @@ def test_the_paper_s_values_can_be_changed_one_by_one():
     assert (paper.exploration_sigma, paper.n_step, paper.num_atoms) == (0.3, 5, 101)
     assert paper.replay.samples_per_insert == 32
     assert not paper.normalize_observations
+
+
+def test_a_memory_has_a_preset():
     for agent in (d4pg, dqn):  # Each keeps the other defaults of its own replay.
         recurrent = parse(agent, "--preset", "recurrent").agent
         batch, samples = recurrent.global_batch_size, recurrent.replay.samples_per_insert
