@@ -289,6 +289,7 @@ def main() -> int:
     }
     print(json.dumps(result, indent=2))
     result["faults"] = [dataclasses.asdict(row) for row in soak.rows]
+    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"faults_{options.program}_{options.seed}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     if not is_good:
