@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import os
 import random
@@ -178,9 +179,13 @@ def test_the_end_of_a_forked_node_is_told(how, told):
 
 
 def _server(*_) -> psutil.Process:
-    """Returns the process of the fork server that nodes are launched with now."""
-    mine = psutil.Process().children()
-    return next(p for p in reversed(mine) if "forkserver" in " ".join(p.cmdline()))
+    """Returns the process of the newest fork server; numbers of processes start again."""
+    servers = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # It has ended.
+            if "forkserver" in " ".join(process.cmdline()):
+                servers.append(process)
+    return max(servers, key=psutil.Process.create_time)
 
 
 def test_a_fork_server_that_died_or_froze_is_replaced(tmp_path, monkeypatch):
