@@ -440,14 +440,12 @@ class _Connection:
             with self._lock:
                 self._has_thread = False
                 batch, self._waiting = self._waiting, []
+            message = (
+                f"{self._name}: a call of {self.owner} needs a thread: {error}; raise the limit on "
+                "processes (ulimit -u) or on memory (ulimit -v)"
+            )
             for waiting in batch:
-                waiting.settle(self._without_thread(error))
-
-    def _without_thread(self, error: RuntimeError) -> errors.CourierError:
-        return errors.CourierError(
-            f"{self._name}: a call of {self.owner} needs a thread: {error}; raise the limit on "
-            "processes (ulimit -u) or on memory (ulimit -v)"
-        )
+                waiting.settle(errors.CourierError(message))
 
     def _resend(self) -> None:
         """Sends the waiting calls once their server is found, or ends them; until none is left."""

@@ -7,7 +7,6 @@ import threading
 import dm_env
 import numpy as np
 import pytest
-from acme import core
 
 import launchpad as lp
 from agents.environment_loop import evaluation_episode
@@ -19,22 +18,14 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import TARGET, make_plan
+from tests.agents.still_actor import StillActor
 
 
-class Policy(core.Actor):
-    """Does nothing; has nothing beyond the contract."""
+class Policy(StillActor):
+    """Asks for weights."""
 
     def __init__(self, source):
         self._source = source
-
-    def select_action(self, observation):
-        return np.zeros(1, np.float32)
-
-    def observe_first(self, timestep):
-        pass
-
-    def observe(self, action, next_timestep):
-        pass
 
     def update(self, wait=False):
         assert set(self._source.get_variables(["policy"])) == {"policy/w"}

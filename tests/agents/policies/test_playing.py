@@ -3,11 +3,11 @@
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from acme import core
 
 from agents.policies import playing
 from agents.task import Task
 from rl_replicator.errors import UsageError
+from tests.agents.still_actor import StillActor
 
 
 def _add(add, number):
@@ -19,29 +19,13 @@ def _count(path):
     return sum(1 for _ in iio.imiter(path, plugin="FFMPEG"))
 
 
-class Still(core.Actor):
-    """Always takes the same action."""
-
-    def select_action(self, observation):
-        return np.zeros(1, np.float32)
-
-    def observe_first(self, timestep):
-        pass
-
-    def observe(self, action, next_timestep):
-        pass
-
-    def update(self, wait=False):
-        pass
-
-
 @pytest.mark.parametrize(("repeats", "frames"), [(1, 7), (2, 11), (4, 6)])
 def test_frames_follow_steps_of_the_simulator(repeats, frames):
     """One for each third of the 20 steps of an episode and its begin, or for each action."""
     task = Task("environments.fakes:target", repeats=repeats)
     shown = []
     with task.make(seed=1) as environment:
-        player = playing.Player(task, environment, Still(), max_actions=99)
+        player = playing.Player(task, environment, StillActor(), max_actions=99)
         (found,) = player.play(shown.append, episodes=1)
     assert len(shown) == frames and 10 < found < 20
 
