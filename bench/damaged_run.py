@@ -167,6 +167,8 @@ class Run:
         self.log = folder / "log"
         self.begun = time.monotonic()
         self.steps = steps or program.steps
+        # Checkpoints that a fault has damaged.
+        self.damaged: set[pathlib.Path] = set()
         self.start()
 
     def start(self) -> None:
@@ -223,9 +225,10 @@ class Run:
         found = sorted((self.run_dir / "checkpoints").glob("0*_step_*"))
         return found[-1] if found else None
 
-    def num_checkpoints(self) -> int:
-        """The number of checkpoints."""
-        return len(list((self.run_dir / "checkpoints").glob("0*_step_*")))
+    def has_spare(self) -> bool:
+        """Whether there are two intact checkpoints: one that a fault may damage, and another."""
+        found = set((self.run_dir / "checkpoints").glob("0*_step_*"))
+        return len(found) >= 2 and not found & self.damaged
 
     def wait_for_end(self, seconds: float) -> int | None:
         """Exit status of the command; None if it does not end within `seconds`."""

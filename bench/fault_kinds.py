@@ -56,6 +56,7 @@ def _spoil(change: Callable[[bytes, int], bytes]) -> Callable[[Run, random.Rando
     def damage(run: Run, draw: random.Random) -> None:
         newest = run.newest()
         assert newest is not None
+        run.damaged.add(newest)
         files = sorted(p for p in newest.rglob("*") if p.is_file() and p.stat().st_size > 1)
         file = draw.choice(files)
         content = file.read_bytes()
@@ -87,6 +88,7 @@ def empty(run: Run, draw: random.Random) -> None:
     """Deletes all files in a folder of the newest checkpoint."""
     newest = run.newest()
     assert newest is not None
+    run.damaged.add(newest)
     for file in draw.choice(sorted(path for path in newest.iterdir() if path.is_dir())).iterdir():
         file.unlink()
 

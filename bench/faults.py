@@ -89,12 +89,16 @@ class Soak:
         self._first_step = 0
 
     def await_first(self) -> None:
-        """Waits until the run makes steps and has two checkpoints, so that one may be damaged."""
+        """Waits until the run makes steps and has two checkpoints."""
         self._await_progress((0,) * len(self._run.progress()), self._deadline)
-        until = time.monotonic() + self._deadline
-        while self._run.num_checkpoints() < 2 and time.monotonic() < until:
-            time.sleep(_POLL)
+        self._await_spare()
         self.first_at, self._first_step = time.monotonic(), self._run.progress()[-1]
+
+    def _await_spare(self) -> None:
+        """Waits until one checkpoint may be damaged: a run keeps two, and needs one of them."""
+        until = time.monotonic() + self._deadline
+        while not self._run.has_spare() and time.monotonic() < until:
+            time.sleep(_POLL)
 
     def run_undisturbed(self, seconds: float) -> None:
         """Lets the run go on, and measures the speed of an undisturbed run.
@@ -123,6 +127,7 @@ class Soak:
     def damage(self, fault: Fault, draw: random.Random) -> Row:
         """Injects one fault and waits for the recovery."""
         run = self._run
+        self._await_spare()
         pids, size = run.roles(), run.log.stat().st_size
         started = time.monotonic()
         load = round(os.getloadavg()[0], 1)
