@@ -100,6 +100,9 @@ def plain_graphs():
 
     For tests that compare results of large graphs after a few steps: graph optimization took a
     fifth of their time.
+
+    Not for all tests: some faults come from the optimizations, such as sums whose terms are added
+    in another order on each replica (tests/agents/learning/test_value_scale.py).
     """
     import tensorflow as tf
 

@@ -30,6 +30,7 @@ from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, pro
 from tests.agents.memory_reference import unroll
 from tests.environments.memory_fakes import LENGTH
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMANDS = {
     name: dataclasses.replace(command, name=f"agents.{name}:command")

@@ -14,6 +14,7 @@ from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(impala.command, name="agents.impala:command")
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.

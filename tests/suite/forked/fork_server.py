@@ -25,7 +25,7 @@ import tempfile
 # Slow to import. Nothing of this project, so that each program imports all of it itself.
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
-    *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
+    *("grpc", "reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
     *("tyro", "pydantic", "tensorboardX"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
