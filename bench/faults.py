@@ -59,7 +59,9 @@ class Row:
       seconds: since the start of the command.
       fault: what was done, and to which role.
       load: processes that wanted a core, the mean of the minute before.
-      recovered_after: seconds until the run made progress again; None if it did not in time.
+      training_after: seconds until all nodes were up and the learner made steps again; None if they
+        did not in time.
+      recovered_after: seconds until the run had also made the lost steps again, and more.
       lost: learner steps that were repeated.
       status: exit status of the command, if it ended.
     """
@@ -67,6 +69,7 @@ class Row:
     seconds: float
     fault: str
     load: float
+    training_after: float | None = None
     recovered_after: float | None = None
     lost: int = 0
     status: int | None = None
@@ -151,6 +154,8 @@ class Soak:
                 else f"{name} is up again" in text or f"{name}: started again" in text
                 for name in hit
             )
+            if is_back and row.training_after is None and progress[-1] > lowest:
+                row.training_after = round(now, 1)
             if is_back and all(new > old for new, old in zip(progress, before, strict=True)):
                 row.recovered_after = round(now, 1)
                 break
