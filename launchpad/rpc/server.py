@@ -283,6 +283,8 @@ class _DaemonExecutor(futures.Executor):
         self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_threads = 0
         self._lock = threading.Lock()
+        self._start_thread()  # Without it, nothing would be answered if no more can be started.
+        self._idle.put(None)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         """Runs `fn` in a thread of the pool; returns the future of its result."""
@@ -303,9 +305,16 @@ class _DaemonExecutor(futures.Executor):
     def _start_thread(self) -> None:
         with self._lock:
             if self._num_threads < self._max_workers:
-                self._num_threads += 1
-                name = f"{self._name}-{self._num_threads}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+                name = f"{self._name}-{self._num_threads + 1}"
+                try:
+                    threading.Thread(target=self._work, name=name, daemon=True).start()
+                except RuntimeError as error:  # An error would end gRPC's own thread.
+                    if not self._num_threads:
+                        raise
+                    self._max_workers = self._num_threads
+                    logger.warning("%s; calls handled at a time: %d", error, self._max_workers)
+                else:
+                    self._num_threads += 1
 
     def _work(self) -> None:
         while True:

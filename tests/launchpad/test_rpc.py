@@ -743,6 +743,26 @@ def test_a_call_for_which_no_thread_can_be_started_fails(runtime):
         client.futures.same(2).result(60)
 
 
+def test_a_server_that_can_start_no_thread_answers_with_those_it_has(runtime, serve, caplog):
+    server = serve()
+    release = threading.Event()
+    server.bind("block", lambda: release.wait(60))
+    client = lp.CourierClient(server.address)
+    assert client.same(0) == 0
+    try:
+        blocked = client.futures.block()
+        threading.stack_size(1 << 47)  # More than there are addresses.
+        waiting = [client.futures.same(number) for number in range(4)]
+        wait_until(lambda: "start new thread; calls handled at a time: 1" in caplog.text)
+        release.set()
+        assert blocked.result(60)
+        assert [each.result(60) for each in waiting] == [0, 1, 2, 3]
+    finally:
+        threading.stack_size(0)
+        release.set()
+    assert client.same(4) == 4
+
+
 def test_a_taken_port_is_replaced_by_a_free_one(runtime):
     """Unless the user has chosen the port, because others look for the node there."""
     address = lp.Address()
