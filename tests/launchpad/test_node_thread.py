@@ -65,6 +65,16 @@ def test_a_node_that_has_ended_is_not_interrupted():
     assert ended == [None]
 
 
+@pytest.mark.parametrize("watch", [threading.settrace, threading.setprofile])
+def test_nodes_end_under_a_debugger_or_a_profiler(watch):
+    watch(lambda *_: None)
+    try:
+        manager = lp.launch(lp.make_program(lp.PyNode(int), lp.PyNode(int)), "test_mt")
+    finally:
+        watch(None)
+    assert manager.wait(timeout=60)
+
+
 def test_a_node_that_ignores_its_interrupt_does_not_hold_up_the_end(caplog):
     is_there, may_end = threading.Event(), threading.Event()
 
