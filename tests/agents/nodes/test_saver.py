@@ -250,6 +250,28 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     assert "the learner continues from the newest checkpoint: " in caplog.text
 
 
+def test_a_learner_is_saved_alone_every_two_seconds_and_less_often_if_that_takes_long(
+    serve, tmp_path, monkeypatch
+):
+    """At most a hundredth of the time."""
+    client = reverb.Client(f"localhost:{serve().port}")
+    run, learner, times = RunDirectory(tmp_path), CountingLearner(), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: times[0])
+    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 10**6)
+
+    def saved_after(seconds):
+        times[0] += seconds
+        learner.step()
+        with saves:
+            saves.tick()
+        latest = Checkpointer(program_folder(run.path)).latest()
+        return latest is not None and latest.step == learner.num_steps
+
+    assert [saved_after(seconds) for seconds in (1.9, 0.2, 1.9, 0.2)] == [False, True, False, True]
+    monkeypatch.setattr(Checkpointer, "write_seconds", 1.0)
+    assert [saved_after(seconds) for seconds in (2.1, 99.0, 1.1)] == [True, False, True]
+
+
 def empty(folder):
     shutil.rmtree(folder)
     folder.mkdir()

@@ -275,6 +275,16 @@ def test_a_restart_keeps_the_marks_of_cancels():
         pass
 
 
+def test_a_cancel_ends_one_call_of_a_callable_input():
+    replicator = rr.SingleDeviceReplicator()
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(lambda x: x, inputs)
+    step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert int(step()) == 1
+
+
 def test_a_cancelled_call_returns_what_it_had_taken():
     replicator = rr.make("multi_device:2")
     waits, goes_on = threading.Event(), threading.Event()
