@@ -1,5 +1,7 @@
 """How threads that run nodes are interrupted."""
 
+import os
+import subprocess
 import threading
 import time
 import types
@@ -11,6 +13,7 @@ from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
+from tests.suite import forked
 from tests.waiting import wait_until
 
 
@@ -65,14 +68,19 @@ def test_a_node_that_has_ended_is_not_interrupted():
     assert ended == [None]
 
 
-@pytest.mark.parametrize("watch", [threading.settrace, threading.setprofile])
+_WATCHED = """
+import threading
+import launchpad as lp
+threading.{}(lambda *_: None)
+lp.launch(lp.make_program(lp.PyNode(int), lp.PyNode(int)), "local_mt").wait()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("watch", ["settrace", "setprofile"])
 def test_nodes_end_under_a_debugger_or_a_profiler(watch):
-    watch(lambda *_: None)
-    try:
-        manager = lp.launch(lp.make_program(lp.PyNode(int), lp.PyNode(int)), "test_mt")
-    finally:
-        watch(None)
-    assert manager.wait(timeout=60)
+    script = [*forked.python(), "-c", _WATCHED.format(watch)]
+    subprocess.run(script, env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=100, check=True)
 
 
 def test_a_node_that_ignores_its_interrupt_does_not_hold_up_the_end(caplog):

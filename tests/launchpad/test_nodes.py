@@ -8,7 +8,7 @@ import functools
 import os
 import pickle
 import queue
-import sys
+import subprocess
 import threading
 import time
 import types
@@ -25,6 +25,7 @@ from launchpad.nodes import batching as courier_utils
 from launchpad.nodes import cacher as cacher_node
 from launchpad.rpc import client as rpc_client
 from tests.launchpad import programs
+from tests.suite import forked
 from tests.waiting import wait_until
 
 # -- programs ----------------------------------------------------------------------------
@@ -401,28 +402,41 @@ def test_a_blocked_part_does_not_keep_the_first_end_from_ending_a_colocation(mon
     assert "left behind after 0.1 s: colocated/0 part 0" in caplog.text
 
 
+_TWICE = """
+import queue, sys, threading, time
+import launchpad as lp
+
+struck = threading.Event()
+
+def strike(frame, event, function):
+    if event == "c_return" and type(getattr(function, "__self__", None)) is queue.SimpleQueue:
+        sys.setprofile(None)
+        struck.set()
+        raise SystemExit
+
+def go_on():
+    struck.wait()
+    time.sleep(1.0)  # A colocation that takes both parts for ended does not wait for this.
+    print("went on")
+
+program = lp.Program("test")
+parts = [lp.PyNode(sys.setprofile, strike), lp.PyNode(go_on)]
+program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
+lp.launch(program, "local_mt").wait()
+print("waited")
+"""
+
+
+@pytest.mark.processes
 def test_a_part_that_tells_its_end_twice_does_not_end_the_others():
     """Acme's stop handlers raise SystemExit in the thread of a node that has already ended."""
-    struck, ended = threading.Event(), []
-
-    def strike(frame, event, function):
-        if event == "c_return" and isinstance(
-            getattr(function, "__self__", None), queue.SimpleQueue
-        ):
-            sys.setprofile(None)
-            struck.set()
-            raise SystemExit
-
-    def go_on():
-        struck.wait(60)
-        time.sleep(1.0)  # A colocation that takes both parts for ended does not wait for this.
-        ended.append(True)
-
-    program = lp.Program("test")
-    parts = [lp.PyNode(sys.setprofile, strike), lp.PyNode(go_on)]
-    program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
-    assert lp.launch(program, "test_mt").wait(timeout=90)
-    assert struck.is_set() and ended
+    told = subprocess.check_output(
+        [*forked.python(), "-c", _TWICE],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        timeout=100,
+        text=True,
+    )
+    assert told == "went on\nwaited\n"
 
 
 def test_nodes_of_a_process_colocation_are_processes(tmp_path):
