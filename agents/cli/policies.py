@@ -152,7 +152,7 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
-        last = 2**32 - max(self.episodes, 1)
+        last = 2**32 - self.episodes
         check_option(0 <= self.seed <= last, "seed", f"a number from 0 to {last}", self.seed)
 
 

@@ -36,8 +36,6 @@ def two_hot(values, num_bins: int):
       float32 of shape [..., M]; sums to 1.
     """
     spacing = 2.0 * _LIMIT / (num_bins - 1)
-    limit = math.exp(_LIMIT) - 1.0
-    values = tf.clip_by_value(values, -limit, limit)
     place = (tf.sign(values) * tf.math.log1p(tf.abs(values)) + _LIMIT) / spacing
     lower = tf.clip_by_value(tf.floor(place), 0.0, num_bins - 2.0)
     low, high = _symexp(lower * spacing - _LIMIT), _symexp((lower + 1.0) * spacing - _LIMIT)
