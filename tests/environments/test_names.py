@@ -274,7 +274,7 @@ def _checked(words):
         ("odd:same_start", 0, "note  seeding: the seed decides the first episode, and all later"),
         ("odd:flawed", 0, "note  random state: not found"),
         ("odd:flawed", 0, "note  actions: 1 of 2 can only have one value; leave them out"),
-        ("odd:flawed", 0, r"note  reward: .* to -?[0-9.]+e\+.., too large to learn fr"),
+        ("odd:flawed", 0, r"note  reward: \S+ to -?[0-9.]+e\+.., too large to learn fr"),
         ("odd:flawed", 0, r"note  observation: values up to 1.764e\+09, of which float32 keeps s"),
         ("odd:flawed", 0, "note  rendering: none, so no films: RuntimeError: no context .*line"),
         ("odd:normalized", 0, "note  normalisation: NormalizeObservation: each actor and"),

@@ -31,7 +31,9 @@ _MACHINE = "0f" * 28
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_switchboard_hears_only_those_with_secret_and_key(host):
     """On one machine, at a socket of the user; between machines, at a port with certificates."""
+    before = set(threading.enumerate())
     board, calls = control.Switchboard(host, b"t" * 32), []
+    (listening,) = [t for t in threading.enumerate() if t.name == "control" and t not in before]
     key = board.expect(lambda *told: calls.append(told))
     try:
         for secret, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
@@ -58,6 +60,8 @@ def test_a_switchboard_hears_only_those_with_secret_and_key(host):
         board.close()
     with pytest.raises(ConnectionError):
         control.call(board.address, b"t" * 32, key, _MACHINE)
+    listening.join(60)
+    assert not listening.is_alive()
 
 
 def test_a_node_talks_to_its_launcher_alone():

@@ -1,5 +1,6 @@
 """Calls of steps, direct and in the background, run one after the other."""
 
+import gc
 import itertools
 import os
 import subprocess
@@ -166,6 +167,20 @@ def test_a_function_in_the_background_calls_steps_directly():
     ended = threading.Event()
     step.begin().add_done_callback(lambda _: step.begin().add_done_callback(lambda _: ended.set()))
     assert ended.wait(60)
+
+
+def test_the_thread_of_calls_in_the_background_ends_with_its_replicator():
+    before = set(threading.enumerate())
+
+    def begin():
+        replicator = rr.make("single_device")
+        return replicator.begin(threading.current_thread, print).result(60)
+
+    thread = begin()
+    assert thread not in before
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 EXITING = """

@@ -273,6 +273,15 @@ def test_a_restart_keeps_the_marks_of_cancels():
             step()
     while int(step()) < 20:
         pass
+    for _ in range(2):
+        inputs.cancel()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            step()
+    inputs.restart()  # One of the two is left.
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            step()
 
 
 def test_a_cancel_ends_one_call_of_a_callable_input():
