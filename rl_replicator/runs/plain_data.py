@@ -59,11 +59,14 @@ def from_plain(kind: type, plain: Mapping[str, Any], command: str = "", group: s
       An instance of `kind`. Settings that `plain` lacks have their defaults.
 
     Raises:
+      ConfigError: if a value has characters that cannot be stored.
       UsageError: if `plain` has a setting that `kind` lacks, lacks a setting without default, or
         has a value of another type.
     """
     import pydantic
 
+    for name, value in flat(plain).items():
+        to_plain(value, f"{group}{name}")  # Refuses text that is not Unicode.
     text = json.dumps(plain, default=str)  # TOML has dates.
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")

@@ -144,6 +144,8 @@ def test_only_what_is_auto_becomes_that_of_the_run():
 
 def test_text_that_the_locale_cannot_write_is_refused_in_one_line():
     """Such as the bytes of a path in UTF-8 where the locale is ASCII."""
-    message = r"locale for 'field', got PosixPath\('r.udcc3.udca4'\); set LC_ALL=C.UTF-8$"
-    with pytest.raises(ConfigError, match=message):
+    message = r"locale for 'field', got {}; set LC_ALL=C.UTF-8$"
+    with pytest.raises(ConfigError, match=message.format(r"PosixPath\('r.udcc3.udca4'\)")):
         as_stored(make(Path, Path("r\udcc3\udca4")))
+    with pytest.raises(ConfigError, match=message.format("'r.udcc3.udca4'")):  # From a command.
+        from_plain(type(make(Path, None)), {"field": "r\udcc3\udca4"})
