@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 
@@ -23,8 +22,8 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import RunDirectory, options_used
+from tests.agents.runs.ctrl_c import CtrlC
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("plain_graphs")]
 
@@ -106,16 +105,8 @@ def test_ctrl_c_saves_it_and_ends_it(tmp_path, capsys, monkeypatch):
     # Saves on a busy machine take longer than 10 s.
     monkeypatch.setattr("launchpad.engines.flags.termination_notice_secs", lambda: 100.0)
 
-    class Interrupting(RunListener):
-        is_sent = False
-
-        def evaluated(self, figures):
-            if not self.is_sent:  # A second Ctrl-C ends the process immediately.
-                self.is_sent = True
-                os.kill(os.getpid(), signal.SIGINT)
-
     run = options(tmp_path / "run", steps=100_000, checkpoint_seconds=10_000.0)
-    assert d4pg.command.train(run, Interrupting()) == 128 + signal.SIGINT
+    assert d4pg.command.train(run, CtrlC()) == 128 + signal.SIGINT
     assert "stopped and saved" in capsys.readouterr().out
     saved = Checkpointer(tmp_path / "run" / "checkpoints").latest().step
     assert saved >= read_metrics(tmp_path / "run", "learner")["learner_steps"][-1] > 0

@@ -35,6 +35,7 @@ from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.runs.ctrl_c import CtrlC
 from tests.suite import forked
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
@@ -348,18 +349,10 @@ def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0)
 
 
 def test_a_stopped_run_says_that_its_last_save_has_failed(tmp_path, monkeypatch, capsys):
-    class Interrupting(RunListener):
-        is_sent = False
-
-        def evaluated(self, figures):
-            if not self.is_sent:  # A second Ctrl-C ends the process immediately.
-                self.is_sent = True
-                os.kill(os.getpid(), signal.SIGINT)
-
     monkeypatch.setattr(saver.Saver, "save_last", lambda _: False)
     monkeypatch.setattr(learner, "_SECONDS_TO_RECONNECT", 0.0)
     run = options(tmp_path / "run", steps=100_000, checkpoint_seconds=0.1)
-    assert d4pg.command.train(run, Interrupting()) == 128 + signal.SIGINT
+    assert d4pg.command.train(run, CtrlC()) == 128 + signal.SIGINT
     assert Checkpointer(tmp_path / "run" / "checkpoints").latest() is not None
     out = capsys.readouterr().out
     assert "stopped; everything after the last save is lost; continue" in out
