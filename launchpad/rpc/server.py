@@ -279,21 +279,17 @@ class _DaemonExecutor(futures.Executor):
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._max_workers = max_workers
         self._name = name
-        # One entry per idle thread. It is cheaper than a semaphore, which is Python code.
-        self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_threads = 0
+        self._num_idle = 0  # Less the tasks that wait for a thread.
+        self._has_told = False
         self._lock = threading.Lock()
         self._start_thread()  # Without it, nothing would be answered if no more can be started.
-        self._idle.put(None)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         """Runs `fn` in a thread of the pool; returns the future of its result."""
         future: futures.Future[Any] = futures.Future()
         self._tasks.put((future, fn, args, kwargs))
-        try:
-            self._idle.get_nowait()
-        except queue.Empty:
-            self._start_thread()
+        self._change_idle(-1)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -302,19 +298,25 @@ class _DaemonExecutor(futures.Executor):
             for _ in range(self._num_threads):
                 self._tasks.put(None)
 
-    def _start_thread(self) -> None:
+    def _change_idle(self, change: int) -> None:
         with self._lock:
-            if self._num_threads < self._max_workers:
-                name = f"{self._name}-{self._num_threads + 1}"
-                try:
-                    threading.Thread(target=self._work, name=name, daemon=True).start()
-                except RuntimeError as error:  # An error would end gRPC's own thread.
-                    if not self._num_threads:
-                        raise
-                    self._max_workers = self._num_threads
-                    logger.warning("%s; calls handled at a time: %d", error, self._max_workers)
-                else:
-                    self._num_threads += 1
+            self._num_idle += change
+            if self._num_idle < 0 and self._num_threads < self._max_workers:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        name = f"{self._name}-{self._num_threads + 1}"
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:  # It would end gRPC's own thread. The next call tries again.
+            if not self._num_threads:
+                raise
+            if not self._has_told:
+                logger.warning("%s; calls handled at a time: %d", error, self._num_threads)
+            self._has_told = True
+        else:
+            self._num_threads += 1
+            self._num_idle += 1
 
     def _work(self) -> None:
         while True:
@@ -323,7 +325,7 @@ class _DaemonExecutor(futures.Executor):
                 return
             _run(*task)
             del task  # Don't keep arguments alive while idle.
-            self._idle.put(None)
+            self._change_idle(1)
 
 
 def _run(
