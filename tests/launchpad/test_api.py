@@ -82,7 +82,7 @@ def test_an_installation_has_courier_beside_launchpad():
 
 def test_courier_outside_of_a_program(courier):
     server = courier.Server("name", thread_pool_size=2)
-    server.Bind("add", lambda a, b: a + b)
+    server.Bind("add", lambda a, b: a + b, True)  # With upstream's `is_priority`.
     for name in ("forward", "call"):  # Names that clients might have as attributes of their own.
         server.BindHandler(name, lambda name=name: name)
     server.Bind("fails", lambda: [][0])
@@ -227,6 +227,27 @@ def test_a_cached_function_that_can_not_be_imported_is_sent():
 class Adder:
     def add(self, a, b):
         return a + b
+
+
+class _StartsItself(Adder):
+    """Takes over its server, as upstream's objects may."""
+
+    def set_courier_server(self, server):
+        self._server, self._had_started = server, server.has_started
+
+    def run(self):
+        self._server.Start()
+
+    def states(self):
+        return self._had_started, self._server.has_started
+
+
+def test_an_object_starts_the_server_that_it_is_given():
+    node = lp.CourierNode(_StartsItself)
+    handle = node.create_handle()
+    manager = lp.launch(lp.make_program(node), "test_mt")
+    assert manager.resolve(handle).states() == (False, True)
+    manager.stop_and_wait()
 
 
 def test_a_node_runs_without_a_launch():
