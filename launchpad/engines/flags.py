@@ -34,9 +34,11 @@ CLUSTER_ADDRESS = flags.DEFINE_string(
     allow_override=True,
 )
 # Upstream's, for command lines that have them; they do nothing here.
-flags.DEFINE_bool("lp_worker_manager_v2", False, "Ignored.", allow_override=True)
-flags.DEFINE_bool("tmux_open_window", False, "Ignored.", allow_override=True)
-flags.DEFINE_string("tmux_session_name", "launchpad", "Ignored.", allow_override=True)
+_IGNORED = (
+    flags.DEFINE_bool("lp_worker_manager_v2", False, "Ignored.", allow_override=True),
+    flags.DEFINE_bool("tmux_open_window", False, "Ignored.", allow_override=True),
+    flags.DEFINE_string("tmux_session_name", "launchpad", "Ignored.", allow_override=True),
+)
 
 
 def parse_if_needed() -> None:
@@ -59,6 +61,13 @@ def parse_if_needed() -> None:
         # An option of a script that does not use absl, such as `-v`, which absl.logging also has.
         FLAGS.mark_as_parsed()
         _logger.warning("flags of absl itself are not read from this command line: %s", error)
+
+
+def tell_ignored() -> None:
+    """Logs the flags of the command line that have no effect."""
+    for holder in _IGNORED:
+        if FLAGS[holder.name].present:
+            _logger.warning("--%s has no effect here", holder.name)
 
 
 def cluster_address() -> str | None:

@@ -98,6 +98,7 @@ def launch(
     del xm_resources, controller_xm_requirements
     program = _first(programs)
     launch_type = _launch_type(launch_type)
+    lp_flags.tell_ignored()
     _check_terminal(terminal)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
     _apply(restart_policies or {}, program, launch_)

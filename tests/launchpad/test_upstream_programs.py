@@ -71,10 +71,15 @@ _ENDS = ["polled", "the program has ended", "used the event", "waited", "was int
     ],
 )
 def test_the_examples_run_as_commands(name, told, launch_type):
+    ignored = ["--lp_worker_manager_v2", "--tmux_session_name=mine", "--tmux_open_window"]
     flags = {"consumer_producers": ["--num_producers=3"], "batching": ["--num_clients=3"]}
+    flags["hello_world"] = ignored
     command = [sys.executable, "-m", f"launchpad.examples.{name}.launch"]
     command += [f"--lp_launch_type={launch_type}", *flags.get(name, [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+    for flag in ignored:
+        says = f"{flag.partition('=')[0]} has no effect here\n" in done.stderr
+        assert says == (name == "hello_world"), done.stderr
     # Lines of threads may run into each other.
     assert {text: done.stdout.count(text) for text in told} == {t: told.count(t) for t in told}
