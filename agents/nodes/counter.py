@@ -5,13 +5,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from agents.learning.weights import WeightsPart
+from agents.nodes import starts
 from agents.nodes.timing import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -315,6 +316,7 @@ class Counter:
         figures: Mapping[str, float],
         picture: np.ndarray | None,
         weights: Mapping[str, np.ndarray],
+        episodes: Sequence[Mapping[str, float]] = (),
     ) -> None:
         """Takes an evaluation; saves the policy if it is the best one of the run so far.
 
@@ -325,6 +327,7 @@ class Counter:
           picture: an observation of the evaluation, [height, width, 3] uint8; None if observations
             are no images.
           weights: the weights of the networks that act, by path.
+          episodes: a row for each episode, of `agents.nodes.starts`.
 
         Raises:
           CheckpointError: if the disk is full or cannot be written.
@@ -354,6 +357,7 @@ class Counter:
             row = dict(figures)
             if "discounted_return" in figures and self._q_mean is not None:
                 row["q_bias"] = self._q_mean - figures["discounted_return"]
+            self._writer.write_rows(starts.GROUP, environment_steps, episodes)
             self._write("evaluator", row, step=environment_steps)
             self._write_time()
 

@@ -10,6 +10,7 @@ import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import EvaluationEpisode, evaluation_episode
 from agents.learning.weights import EVERYTHING, LEARNER_STEPS, select
+from agents.nodes import starts
 from agents.nodes.counter import Counter
 from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.run_plan import RunPlan, evaluation_seed
@@ -180,7 +181,7 @@ class EvaluatorNode:
         self._actor.update(wait=True)
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._plan.seed, environment_steps)
-        played = []
+        played, rows = [], []
         watch = EnvironmentWatch("the evaluator", self._plan)
         with watch, watch.make(seed) as environment:
             for _ in range(episodes):
@@ -190,12 +191,14 @@ class EvaluatorNode:
                 if episode is None:
                     return
                 played.append(episode)
+                rows.append(starts.row(episode.episode_return, environment.start()))
             reward_spec = environment.reward_spec()
         figures = evaluation_figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps
         observation = getattr(self._actor, "last_observation", None)
         picture = frame_strip(tree.flatten(observation)[0])  # Frames precede the state.
-        self._counter.record_evaluation(environment_steps, figures, picture, self._source.arrays)
+        weights = self._source.arrays
+        self._counter.record_evaluation(environment_steps, figures, picture, weights, rows)
 
 
 class _NewestWeights:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
+from agents.nodes import starts
 from agents.reports import charts
 from agents.reports.charts import Line, axis_number, chart
 from agents.reports.reading import Reading, ReportedRun
@@ -166,6 +167,10 @@ def results(reading: Reading) -> Iterator[Table]:
     if pairs:
         cells = [[f"{pair.first} − {pair.second}", *pair.cells] for pair in pairs]
         yield Table(["pair", *comparison.COLUMNS], cells, (1, 2, 3, 4))
+    rows = [[run.name, *cells] for run in reading.evaluated_agents for cells in _starts(run)]
+    if rows:
+        head = ["run", "episodes that began with", "number", "mean return", "range"]
+        yield Table(head, rows, (2, 3, 4))
 
 
 def times(reading: Reading) -> Iterator[tuple[int, dict[str, dict[str, float]], Markup]]:
@@ -262,6 +267,16 @@ def runs(reading: Reading) -> Table:
     config = "config" if len(reading.configs) > 1 else ""
     head = ["run", config, "task", "seed", "steps", "state", "clock", "steps/s"]
     return Table(head, rows, (3, 4, 6, 7))
+
+
+def _starts(run: ReportedRun) -> Iterator[list[Any]]:
+    """Yields the cells of the two kinds of starts from which a run's returns differ, if any."""
+    found = starts.of_run(run.path)
+    if found is not None:
+        for words, returns in (("up to", found.below), ("above", found.above)):
+            limits = f"{number(returns.min())} to {number(returns.max())}"
+            about = f"{found.name} {words} {number(found.threshold)}"
+            yield [about, len(returns), number(returns.mean()), limits]
 
 
 def _count(count: int, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from agents.nodes import starts
 from rl_replicator.processes import gpus
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.statistics import number
@@ -92,6 +93,8 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
             f"{f'more learner steps per environment step ({ratio}), ' if ratio else ''}"
             "other noise, or another seed"
         ]
+    if (told := starts.of_run(run_dir)) is not None:
+        found.append(str(told))
     return [f"{verdict}: {found[0]}", *(f"also: {cause}" for cause in found[1:])]
 
 

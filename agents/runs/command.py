@@ -197,6 +197,7 @@ class AgentCommand:
           UsageError: if there is no run or no checkpoint, or no film can be written.
         """
         from agents.environment_loop import evaluation_episode
+        from agents.nodes import starts
         from agents.nodes.evaluator import counted
         from agents.policies.playing import Player, film
         from agents.policies.policy import restore
@@ -209,16 +210,19 @@ class AgentCommand:
                 actor, most = policy.actor, policy.max_actions
                 player = Player(policy.task, environment, actor, most)
                 returns = [] if show is None else list(player.play(show, episodes=1))
-                played = [
-                    evaluation_episode(environment, actor, most)
-                    for _ in range(episodes - len(returns))
-                ]
-        returns += [episode.episode_return for episode in played if episode is not None]
+                rows = [starts.row(each, environment.start()) for each in returns]
+                while len(rows) < episodes:
+                    played = evaluation_episode(environment, actor, most)
+                    assert played is not None  # Nothing gives it up.
+                    rows.append(starts.row(played.episode_return, environment.start()))
+        returns = [each[starts.RETURN] for each in rows]
         mean = sum(returns) / len(returns)
         print(
             f"return {number(mean)} (min {number(min(returns))}, max {number(max(returns))}, "
             f"{counted(episodes)})"
         )
+        if (told := starts.find(rows)) is not None:
+            print(told)
         if out is not None:
             print(f"film: return {number(returns[0])}, {out}")
         return 0

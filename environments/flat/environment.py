@@ -223,8 +223,21 @@ class Environment(dm_env.Environment):
         """
         self._timesteps.limit = min(limit, self._timesteps.limit)
 
+    def start(self) -> dict[str, float]:
+        """Returns the numbers of the first observation of the newest episode, by name.
+
+        Those of an array of several numbers are `name[0]`, `name[1]` and so on.
+        """
+        return {
+            f"{name}[{i}]" if part.stop - part.start > 1 else name: float(value)
+            for name, part in self.observation_fields.items()
+            for i, value in enumerate(self._first_observation[part])
+        }
+
     def reset(self) -> dm_env.TimeStep:
-        return self._begin(self._environment.reset())
+        timestep = self._begin(self._environment.reset())
+        self._first_observation = timestep.observation
+        return timestep
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
         """Takes an action; starts a new episode after the last step of one.

@@ -106,6 +106,10 @@ class PixelEnvironment(dm_env.Environment):
     def random_state(self, state: Any) -> None:
         self._environment.random_state = state
 
+    def start(self) -> dict[str, float]:
+        """See `flat.Environment.start`: numbers that the frames may not show."""
+        return self._environment.start()
+
     def reset(self) -> dm_env.TimeStep:
         return self._drawn(self._environment.reset())
 

@@ -94,6 +94,11 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
     assert (table["episode_return_median"] > 10).all() and (table["failed_share"] == 0).all()
     np.testing.assert_allclose(table["q_bias"], 3.0 - table["discounted_return"])
     assert (table["discounted_return"] > 1).all() and (table["discounted_return"] < 2).all()
+    starts = read_metrics(tmp_path, "starts")
+    assert starts["environment_steps"].tolist() == [300, 500, 500]
+    np.testing.assert_allclose(starts["episode_return"][1:].mean(), table["episode_return"][1])
+    assert len({*starts["start/observation[0]"]}) == 3  # The first target, and the time left.
+    assert (starts["start/observation[1]"] == 1).all()
     # The best checkpoint holds all networks of one step, not only the one that was evaluated.
     best, weights = RunDirectory(tmp_path).checkpointer(best=True), WeightsPart()
     step = best.restore({"weights": weights}).step

@@ -1,6 +1,7 @@
 """From a run's directory alone: its policy, its best checkpoint, and continued training."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -115,6 +116,29 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     assert command(capsys, "eval", run_dir, *words)[:2] == (
         0,
         f"return {number(total)} (min {number(total)}, max {number(total)}, 1 episode)\n",
+    )
+
+
+def test_an_evaluation_names_the_starts_from_which_the_policy_fails(trained, monkeypatch, capsys):
+    reset, step = TargetMatching.reset, TargetMatching.step
+
+    def restart(self):
+        timestep = reset(self)
+        self.may_succeed = timestep.observation[0] > 0
+        return timestep
+
+    def halved(self, action):
+        timestep = step(self, action)
+        return timestep._replace(reward=timestep.reward * self.may_succeed)
+
+    monkeypatch.setattr(TargetMatching, "reset", restart)
+    monkeypatch.setattr(TargetMatching, "step", halved)
+    status, told, _ = command(capsys, "eval", trained[0], "--episodes", 20)
+    assert status == 0
+    assert re.search(
+        r"\nepisodes that began with observation\[0\] up to -0\.\d+ returned 0 on average "
+        r"\(\d+ of 20\), the others 1\d\.\d\n",
+        told,
     )
 
 

@@ -230,6 +230,17 @@ def test_advice_and_films_of_the_run_in_the_working_directory(make_run, monkeypa
     assert "films/000000100.mp4 (0 kB)" in shown and "films/000000200.mp4: " in shown
 
 
+def test_starts_that_returns_depend_on(make_run):
+    run = make_run("one", {100: 1.0, 200: 450.0})
+    with contextlib.closing(MetricWriter(run, "environment_steps")) as writer:
+        for height in np.linspace(-1, 1, 20):
+            start = {"start/height": height, "episode_return": 900.0 if height > 0 else 3.0}
+            writer.write_rows("starts", 200, [start])
+    shown = _Document(_render([run])).section("results")
+    assert "one height up to -0.0526 10 3 3 to 3" in shown
+    assert "one height above -0.0526 10 900 900 to 900" in shown
+
+
 def test_training_stands_in_until_a_run_is_evaluated(make_run):
     runs = []
     for n_step in (1, 3, 5):
