@@ -12,6 +12,7 @@ from typing import Any
 TOTAL = "total"
 _LOG = logging.getLogger("agents")
 _SECONDS_BETWEEN_LINES = 10.0
+_MOST_SECONDS_BETWEEN_TICKS = 2.0
 
 
 class Timing:
@@ -156,6 +157,7 @@ class WaitLog:
         self._who = who
         self._reason = reason
         self._stop = stop
+        self._seen = self._counted = 0.0
         self._next_line = _SECONDS_BETWEEN_LINES
 
     def tick(self, waited: float) -> None:
@@ -169,8 +171,12 @@ class WaitLog:
         """
         if self._stop.is_set():
             raise StoppedError
-        if waited < self._next_line - _SECONDS_BETWEEN_LINES:
-            self._next_line = _SECONDS_BETWEEN_LINES  # Another wait has begun.
-        if waited >= self._next_line:
+        if waited < self._seen:  # Another wait has begun.
+            self._seen = self._counted = 0.0
+            self._next_line = _SECONDS_BETWEEN_LINES
+        # A suspended program (Ctrl-Z) wakes up much later: that time does not count.
+        self._counted += min(waited - self._seen, _MOST_SECONDS_BETWEEN_TICKS)
+        self._seen = waited
+        if self._counted >= self._next_line:
             self._next_line += _SECONDS_BETWEEN_LINES
-            _LOG.warning("%s has waited %.0f s for %s", self._who, waited, self._reason())
+            _LOG.warning("%s has waited %.0f s for %s", self._who, self._counted, self._reason())
