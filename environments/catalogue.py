@@ -154,6 +154,21 @@ def surround(
     return wrappers.WrappedEnvironment(repeated, environment, name)
 
 
+def imported_module(name: str) -> str:
+    """Returns the module that the name of an environment makes `make` import; "" for a library's.
+
+    Args:
+      name: see `make`; or the import path of a wrapper.
+    """
+    from environments import suite
+
+    left, _, right = name.partition(":")
+    if left == "gym":
+        return right.partition("{")[0].rpartition(":")[0]
+    is_of_library = left == "dm" or ("." not in left and name in suite.names())
+    return "" if is_of_library else left
+
+
 def _make(name: str, seed: int, drops_images: bool) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")

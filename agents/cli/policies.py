@@ -18,9 +18,12 @@ from rl_replicator.runs.statistics import number
 
 if TYPE_CHECKING:
     from agents.policies.playing import Player
+    from agents.task import Task
 
 # Frames of the first episode of a policy in a zoo, side by side.
 _PICTURE, _FRAMES = "episode.jpg", 6
+# Packages whose code may run because a model card names it; "" stands for those of libraries.
+_OURS = ("", "agents", "environments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,8 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
       best: whether to take the checkpoint of a run with the best evaluation, not the newest.
 
     Raises:
-      UsageError: if there is no policy, or the environment does not fit it.
+      UsageError: if there is no policy, the environment does not fit it, or the card of an exported
+        policy names modules of others.
     """
     import tree
 
@@ -89,6 +93,7 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 f"--best: expected a run directory with it, got {path}, an exported policy, which "
                 "has one set of weights; leave --best out, or export with --best"
             )
+        _check_trusted(policy.task, env)
         task = policy.task if env is None else dataclasses.replace(policy.task, name=env)
         environment = task.make(seed)
         most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # Exports store none.
@@ -108,6 +113,20 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 f"{sizes[1]}; choose another --env"
             )
     return Player(task, task.make(seed), trained.actor, trained.max_actions)
+
+
+def _check_trusted(task: "Task", env: str | None) -> None:
+    """Refuses to run modules that a model card names, unless the user names their environment."""
+    from environments.catalogue import imported_module
+
+    modules = {imported_module(name) for name in (task.name, *task.wrap)}
+    foreign = sorted(module for module in modules if module.partition(".")[0] not in _OURS)
+    if foreign and env != task.name:
+        raise UsageError(
+            f"expected --env {task.name}, because the policy's card names modules that are not "
+            f"part of RL-Replicator ({', '.join(foreign)}), whose code would run; pass it if you "
+            "trust them"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

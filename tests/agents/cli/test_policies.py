@@ -222,6 +222,32 @@ def test_an_exported_policy_needs_no_code_of_its_agent(folder, capsys):
     assert f"return {number(by_hand(weights, 1)[0])} ({ENV})" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": "of_a_stranger:make"},
+        {"env": "gym:of_a_stranger:Id-v0"},
+        {"wrap": ["of_a_stranger:f"]},
+    ],
+)
+def test_the_code_of_a_strangers_model_does_not_run(folder, monkeypatch, settings):
+    path, _ = folder
+    monkeypatch.syspath_prepend(path)
+    (path / "of_a_stranger.py").write_text("raise AssertionError('it ran')")
+    with np.load(path / exported.MODEL) as file:
+        arrays = dict(file)
+    card = json.loads(str(arrays["card"]))
+    card["config"] |= settings
+    np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
+    for words in ([], ["--env", f"{wide_target.__name__}:make"]):
+        name = card["config"]["env"]
+        told = rf"expected --env {name}, .* \(of_a_stranger\), whose code would run; pass it"
+        with pytest.raises(UsageError, match=told):
+            policies.play([str(path), *words])
+    with pytest.raises(environments.EnvironmentConstructionError, match="it ran"):
+        policies.play([str(path), "--env", name])
+
+
 def test_an_exported_policy_has_no_best_checkpoint(folder):
     path, _ = folder
     with pytest.raises(UsageError, match=r"--best: expected a run directory with it, got .*; leav"):
@@ -259,6 +285,7 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     returns = []
     for path in (run, tmp_path / "zoo" / name):
         words = [str(path), "--seed", "3", "--episodes", "2", "--out", "film.gif"]
+        words += ["--env", test_export.ENV]  # The model's card names a module of these tests.
         assert policies.play(words) == 0
         (told,) = re.findall(r"^film: return (.*) \(", "\n".join(_lines(capsys)))
         returns.append([float(x) for x in told.split(", ")])
