@@ -28,7 +28,8 @@ Command = Callable[[Path, Path], Sequence[str]]
 def video_command(run_dir: Path, out: Path) -> list[str]:
     """Returns the command that films an episode of the newest checkpoint."""
     words = ["video", str(run_dir), "--out", str(out)]
-    return [sys.executable, "-m", "rl_replicator.cli.main", *words]
+    # -P keeps the working directory off the path: its files may have the names of libraries.
+    return [sys.executable, "-P", "-m", "rl_replicator.cli.main", *words]
 
 
 def film_at_the_end(run: RunDirectory, command: Command = video_command) -> None:

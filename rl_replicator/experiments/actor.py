@@ -143,7 +143,7 @@ class TrainingTrial(tune.Trainable):
         """Starts the runs, unless somebody else trains one of them; returns whether they run."""
         if any(RunDirectory(run.path).is_live for run in self._runs):
             return False
-        program = [sys.executable, "-m", self._experiment.module, "train"]
+        program = [sys.executable, "-P", "-m", self._experiment.module, "train"]
         self._processes = [
             RunProcess([*program, *run.words], run.log, self._processors) for run in self._runs
         ]

@@ -129,6 +129,12 @@ def test_a_film_that_fails_is_one_warning_and_the_last(run, capfd, caplog, words
     assert len(starts) == 1 and capfd.readouterr().err == ""
 
 
+def test_a_film_runs_no_module_of_the_working_directory(run, caplog):
+    (run.path / "typing.py").write_text("raise AssertionError('it ran')")
+    film_at_the_end(run)
+    assert "no video was made: expected the directory of a run" in caplog.text
+
+
 def test_a_film_hides_gpus_only_where_there_are_some(run, caplog, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code = "import os, sys; sys.exit(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
