@@ -126,6 +126,29 @@ def test_the_notes_of_libraries_are_not_shown():
     assert told != done.stderr
 
 
+def test_strangers_at_a_port_of_a_run_do_not_flood_its_output():
+    program = """
+import socket
+from rl_replicator.cli import main
+main.configure_libraries()
+from launchpad.rpc import server, tls
+node = server.MethodServer(b"r" * 32, identity="node")
+node.bind("same", lambda value: value)
+node.start()
+with socket.create_connection(("127.0.0.1", node.port)) as stranger:
+    stranger.sendall(b"GET / HTTP/1.0")
+    stranger.shutdown(socket.SHUT_WR)
+    while stranger.recv(1000):
+        pass
+node.stop()
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_of_the_output_is_an_error_of_one_line_but_ends_no_training(shell, unbuffered):
     done = shell("RL --version > /dev/full", PYTHONUNBUFFERED=unbuffered)

@@ -198,7 +198,9 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, untrai
         time_limit=5,
     )
     assert d4pg.command.train(asked) == 0
-    assert "\nrendering: by the environment itself, 24x24: " in capsys.readouterr().out
+    told = capsys.readouterr().out  # Drawing may never return, so it is announced.
+    assert "measuring frames of environments.fakes:chain\n" in told
+    assert "\nrendering: by the environment itself, 24x24: " in told
     # The machines of a cluster may have more memory than this one.
     cluster = {"launch": "ray", "address": "10.0.0.1:6379"}
     assert d4pg.command.train(options(tmp_path / "run", **long, **cluster)) == 0
