@@ -41,7 +41,9 @@ def options(run_dir, **changes):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("env", "core"), [(BUTTONS, "gru"), ("environments.fakes:target", "none")])
+@pytest.mark.parametrize(
+    ("env", "core"), [(BUTTONS, "gru"), (BUTTONS, "none"), ("environments.fakes:target", "none")]
+)
 def test_a_deterministic_run_goes_on_bit_for_bit(tmp_path, env, core):
     """Within an episode and an unroll, whose log-densities and states cannot be computed again."""
     part, whole = tmp_path / "part", tmp_path / "whole"
