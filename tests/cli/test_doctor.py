@@ -85,10 +85,13 @@ def findings():
     return [diagnosis.Finding(diagnosis.NOTE, "mine", "so-so")]
 
 
-def test_status_when_something_does_not_fit(command, distribution):
+def test_status_when_something_does_not_fit(command, distribution, tmp_path):
     distribution("dm-launchpad", "0.5.2")
+    for name in ("json", "sitecustomize"):  # In the working directory, from which nothing runs.
+        (tmp_path / f"{name}.py").write_text("print('it ran')")
     done = command("doctor", TF_ENABLE_ONEDNN_OPTS="0")
     assert done.returncode == 1, done.stderr
+    assert "it ran" not in done.stdout
     assert "WRONG oneDNN: TensorFlow computes without it" in done.stdout
     assert "unset TF_ENABLE_ONEDNN_OPTS" in done.stdout
     assert "WRONG dm-launchpad: 0.5.2" in done.stdout
