@@ -92,6 +92,8 @@ def film(path: Path) -> Iterator[Show]:
             raise UsageError(f"--out: expected a file, got {path}, a folder; choose another")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
+    # imageio would fork this process, which may hang in the handlers of gRPC's threads.
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
     writer: Any = None
 
     def add(frame: np.ndarray) -> None:

@@ -1,7 +1,10 @@
 """Films as files."""
 
+import os
+
 import imageio.v3 as iio
 import numpy as np
+import psutil
 import pytest
 
 from agents.policies import playing
@@ -42,6 +45,14 @@ def test_films_of_one_name_that_are_made_at_once_are_all_whole(tmp_path):
             raise ZeroDivisionError
         _add(add, 20)
     assert _count(path) == 40 and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_encoder_of_a_film_is_no_fork(tmp_path):
+    """imageio's forks are known by their own process group; gRPC's handlers may block them."""
+    with playing.film(tmp_path / "film.mp4") as add:
+        _add(add, 1)
+        (encoder,) = (x for x in psutil.Process().children() if "ffmpeg" in x.name())
+        assert os.getpgid(encoder.pid) == os.getpgid(0)
 
 
 def test_a_folder_in_the_place_of_a_film_is_refused_before_the_first_frame(tmp_path):
