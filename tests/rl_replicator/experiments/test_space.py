@@ -96,6 +96,9 @@ def test_what_is_drawn():
     assert sum(x < 1e-2 for x in columns["b"]) == pytest.approx(200, abs=50)
     assert set(columns["c"]) == set(range(1, 10)) and columns["c"].count(1) > 80
     assert set(columns["d"]) == {0, 0.25, 0.5, 0.75, 1}
+    for parameter, middle in zip(space.parse_all(texts[:2]), (2, 1e-2), strict=True):
+        mutations = parameter.mutation().sample(size=400, random_state=0)
+        assert sum(x < middle for x in mutations) == pytest.approx(200, abs=50)
 
 
 def test_the_first_trial_has_the_defaults_if_the_search_may_choose_them():
