@@ -136,3 +136,23 @@ class Holding(Odd):
 
 
 gymnasium.register("tests/Holding-v0", Holding)
+
+
+class DrawnAtOnce(Odd):
+    """Draws with MuJoCo's own renderer, which its constructor makes."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        import mujoco
+
+        xml = "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>"
+        model = mujoco.MjModel.from_xml_string(xml)
+        self.data, self.renderer = mujoco.MjData(model), mujoco.Renderer(model, 48, 64)
+        mujoco.mj_forward(model, self.data)
+
+    def render(self):
+        self.renderer.update_scene(self.data)
+        return self.renderer.render()
+
+
+gymnasium.register("tests/DrawnAtOnce-v0", DrawnAtOnce)

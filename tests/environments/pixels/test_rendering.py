@@ -200,6 +200,7 @@ def test_terrain_is_drawn_anew(renderer):
         ("cartpole:swingup", [f"{FAULTY}:drawn_by_mujoco"]),
         # Even if nothing has imported MuJoCo before, and if the viewer belongs to a held object.
         ("gym:tests.environments.odd:tests/Holding-v0", []),
+        ("gym:tests.environments.odd:tests/DrawnAtOnce-v0", []),
     ],
 )
 def test_a_user_may_draw_the_first_frame(renderer, fresh, name, wrap):
