@@ -227,11 +227,11 @@ def _global_moments(
 
         def gradient(*of_results: tf.Tensor) -> tf.Tensor:
             total = collectives.all_sum(tf.stack(of_results))  # [2, C]
-            # Divided here, and not at the end, which would take another pass over a large x.
             total /= tf.maximum(tf.reduce_sum(gathered[:, 0]), 1)
             of_mean, of_variance = (tf.reshape(one, shape) for one in tf.unstack(total))
+            slope = 2 * of_variance  # `a x + b` takes two passes over a large x.
             # The mean as a result, and not as computed here, so that this has a gradient, too.
-            return of_mean + 2 * of_variance * (x - tf.reshape(found[0], shape))
+            return slope * x + (of_mean - slope * tf.reshape(found[0], shape))
 
         return combine(gathered), gradient
 
