@@ -251,7 +251,7 @@ def test_an_object_starts_the_server_that_it_is_given():
 
 
 def test_a_node_runs_without_a_launch():
-    node = lp.CourierNode(Adder)
+    node = lp.CourierNode(Adder, courier_kwargs={"name": "x"})
     handle = node.create_handle()
     node.bind_addresses()
     threading.Thread(target=node.run, daemon=True).start()
