@@ -173,7 +173,7 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     if math.isfinite(low) and math.isfinite(high):
         yield _ok("reward bounds", f"{low:g} to {high:g}")
         return
-    remedy = "D4PG then divides rewards by the spread of the returns; see --agent.value-scale"
+    remedy = "D4PG and DQN then divide rewards by the spread of the returns (--agent.value-scale)"
     yield _note("reward bounds", "none", remedy)
 
 
@@ -266,7 +266,9 @@ def _observations(
         else:
             yield _ok("observation", f"{1 - is_constant.mean():.0%} of a frame changed")
         return
-    largest, constant = float(np.maximum(-lowest, highest).max()), int(is_constant.sum())
+    # A mask of actions may be the same in all states that were seen.
+    numbers = is_constant[: is_constant.size - flat.mask_size(environment.observation_spec())]
+    largest, constant = float(np.maximum(-lowest, highest).max()), int(numbers.sum())
     text = f"values up to {largest:.4g}"
     if largest >= _LARGEST_WHOLE:
         text += ", of which float32 keeps seven digits, so that neighbours may be the same"
@@ -278,7 +280,7 @@ def _observations(
     elif not constant:
         yield _ok("observation", text)
     if constant:
-        text = f"{constant} of {is_constant.size} numbers never changed"
+        text = f"{constant} of {len(numbers)} numbers never changed"
         yield _note("observation", text, "leave them out if they carry no information")
     low, high = environment.observation_bounds
     with np.errstate(over="ignore"):  # The bounds may be the largest float64.

@@ -43,7 +43,8 @@ class AgentOptions:
 
     preset: str = "default"
     """Initial values of `--agent.*`: `default`; for D4PG from state `paper`, as it was published,
-    `simba` or `xqc`; for TD3 from pixels `drq_v2` (docs/agents.md)."""
+    `simba` or `xqc`; for D4PG and DQN from state `recurrent`; for TD3 from pixels `drq_v2`
+    (docs/agents.md)."""
     env: str = ""
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
     `dm:locomotion/TASK`, or `package.module:function`. With `--offline`, the environment of the

@@ -88,7 +88,8 @@ class Model:
             given = list(value.shape[1:])
             known = [size if size is not None else g for size, g in zip(shape, given, strict=False)]
             if len(given) != len(shape) or given != known:
-                raise ValueError(f"expected {name} of shape [B, *{shape}], got {list(value.shape)}")
+                expected = ", ".join(map(str, ("B", *shape)))
+                raise ValueError(f"expected {name} of shape [{expected}], got {list(value.shape)}")
             values[name] = _cast(name, value, np.dtype(dtype))
         with np.errstate(all="ignore"):
             for function, names, out in self._operations:

@@ -201,7 +201,8 @@ def _spec(space: spaces.Space, name: str, expected: str) -> Any:
         items = enumerate(space.spaces)
         return tuple(_spec(item, f"{name}_{index}", expected) for index, item in items)
     raise EnvironmentSpecError(
-        f"expected {expected} (gymnasium.spaces.Box), got {space}; convert them in a factory"
+        f"expected {expected} (gymnasium.spaces.Box or MultiBinary), got {space} as {name!r}; "
+        "convert it in a factory, for example to a one-hot vector"
     )
 
 

@@ -211,6 +211,12 @@ class KerasLearner(Learner):
         data_fn = self._evaluation_data_fn
         if data_fn is None:
             return None
+        kind = type(self._model)
+        if not self._has_call and kind.test_step is tf.keras.Model.test_step:
+            raise ConfigError(
+                f"expected {kind.__name__} to have a test_step or a call, for evaluation_data_fn, "
+                "got neither; define test_step, or leave evaluation_data_fn out"
+            )
 
         def input_fn(context: InputContext) -> tf.data.Dataset:
             size = context.per_replica_batch_size(self.global_batch_size)

@@ -328,7 +328,7 @@ class Pair(Recorder):
         (gymnasium_fake.make_partly_discrete, r"expected actions in one array .*, got Discrete\(2"),
         (
             gymnasium_fake.make_last_action_observed,
-            r"of real numbers \(gymnasium.spaces.Box\), got",
+            r"of real numbers \(gymnasium.spaces.Box or MultiBinary\), got Discrete\(3\) as 'a",
         ),
         (gymnasium_fake.make_unbounded, r"of whole numbers, got the range \[-inf, -inf\]"),
         (gymnasium_fake.make_vector, r"a single environment, got a vector of 3 .*; .*--envs-per-"),

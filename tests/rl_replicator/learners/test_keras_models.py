@@ -537,6 +537,11 @@ def test_a_model_with_two_optimizers(tmp_path):
     np.testing.assert_allclose(
         served.function(inputs=x)["outputs"], model.generator(x), rtol=1e-4, atol=1e-5
     )
+    evaluated = learners.from_keras(gan, data_fn, evaluation_data_fn)
+    with pytest.raises(
+        rr.ConfigError, match="expected Gan to have a test_step or a call, for eval"
+    ):
+        evaluated(rr.make("single_device"), Config()).evaluation()
     for served_fn in (None, lambda model: model):
         make_learner = learners.from_keras(gan, data_fn, served_fn=served_fn)
         with pytest.raises(rr.ConfigError, match="served_fn"):
