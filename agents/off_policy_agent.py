@@ -158,7 +158,7 @@ class PolicyAgent(abc.ABC):
           total_steps: approximate number of learner steps of the whole run, for schedules.
         """
 
-    def make_scale(self) -> Callable[[Any], tf.Tensor]:
+    def make_scale(self) -> Callable[..., tf.Tensor]:
         """Makes the function from the extras of a batch to the number that divides its rewards."""
         return ReturnScale() if self.follows_returns else unscaled
 

@@ -55,7 +55,7 @@ class D4PGLearner(tf.Module):
         make_steps: MakeSteps,
         replicator: rr.Replicator,
         critic_loss: losses.CriticLoss,
-        scale: Callable[[Any], tf.Tensor],
+        scale: Callable[..., tf.Tensor],
     ):
         """Makes the optimizers.
 
@@ -68,7 +68,7 @@ class D4PGLearner(tf.Module):
           make_steps: makes the steps that a batch trains.
           replicator: the replicator of the current scope.
           critic_loss: function with the arguments and results of `categorical.categorical_td_loss`.
-          scale: the extras of a batch -> a scalar by which rewards are divided.
+          scale: (extras of a batch, valid) -> a scalar by which rewards are divided.
         """
         super().__init__(name="d4pg")
         self._config = config
@@ -115,7 +115,7 @@ class D4PGLearner(tf.Module):
         """
         config, online, target = self._config, self.online, self.target
         steps = self._make_steps(sample, lambda stream: self.step_seed(self.num_steps, stream))
-        r_t, d_t, scale = steps.reward, steps.discount, self._scale(steps.extras)
+        r_t, d_t, scale = steps.reward, steps.discount, self._scale(steps.extras, steps.valid)
 
         _, s_t = steps.features(target.encoder)  # [M, F]
         with batch_norm(Statistics.BATCH):

@@ -1,7 +1,6 @@
 """The learner's variables and one step of DQN, written for a single device."""
 
 from collections.abc import Callable
-from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
@@ -37,7 +36,7 @@ class DQNLearner(tf.Module):
         mask: Callable[[tf.Tensor], tf.Tensor | None],
         make_steps: MakeSteps,
         replicator: rr.Replicator,
-        scale: Callable[[Any], tf.Tensor],
+        scale: Callable[..., tf.Tensor],
     ):
         """Makes the optimizer.
 
@@ -50,7 +49,7 @@ class DQNLearner(tf.Module):
           mask: observations [M, ...] -> legal actions [M, A], or None if all are.
           make_steps: makes the steps that a batch trains.
           replicator: the replicator of the current scope.
-          scale: the extras of a batch -> a scalar by which rewards are divided.
+          scale: (extras of a batch, valid) -> a scalar by which rewards are divided.
         """
         super().__init__(name="dqn")
         self._config = config
@@ -89,7 +88,7 @@ class DQNLearner(tf.Module):
         """
         config, online, values = self._config, self.online, self._values
         steps = self._make_steps(sample, lambda stream: self.step_seed(self.num_steps, stream))
-        scale = self._scale(steps.extras)  # []
+        scale = self._scale(steps.extras, steps.valid)  # []
         mask_t = self._mask(steps.next_observation)  # [M, A] or None
         _, s_t = steps.features(self.target.encoder)  # [M, F]
         target_t = self.target.policy(s_t)  # [M, A, Z]

@@ -140,7 +140,7 @@ class WindowSteps:
         self._kept, self._state = window.valid, window.extras[STATE]
         self.extras = ()
         if RETURNS in window.extras:
-            self.extras = _returns_at(window, first)  # [B]
+            self.extras = _returns(window, first, end)  # [M]
 
     def features(self, encoder: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `BatchSteps`; the encoder is an `agents.networks.recurrent.RecurrentEncoder`."""
@@ -177,20 +177,21 @@ class WindowSteps:
         return tf.reshape(chosen, [-1, *chosen.shape[2:]])
 
 
-def _returns_at(window: Sequence, place: int) -> tf.Tensor:
-    """Returns the discounted rewards of the episode up to a step of each window.
+def _returns(window: Sequence, first: int, end: int) -> tf.Tensor:
+    """Returns the discounted rewards of the episode up to each step from `first` to before `end`.
 
     `agents.replay.adder.ReturnAdder` defines them. Windows have those at their first step; before
     an episode, they and the rewards are 0.
 
     Args:
-      window: windows of L steps.
-      place: the step, less than L.
+      window: B windows of at least `end` steps.
+      first: the first step.
+      end: the step after the last one.
 
     Returns:
-      [B] float32.
+      [B (end - first)] float32.
     """
-    total = window.extras[RETURNS]
-    for step in range(1, place + 1):
-        total = window.reward[:, step] + window.discount[:, step - 1] * total
-    return total
+    totals = [window.extras[RETURNS]]
+    for step in range(1, end):
+        totals.append(window.reward[:, step] + window.discount[:, step - 1] * totals[-1])
+    return tf.reshape(tf.stack(totals[first:], axis=1), [-1])

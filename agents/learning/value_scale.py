@@ -13,9 +13,9 @@ BOUND = 5.0
 _LEAST = 1e-8
 
 
-def unscaled(extras: Any) -> tf.Tensor:
+def unscaled(extras: Any, valid: tf.Tensor | None = None) -> tf.Tensor:
     """Returns 1, the scale of rewards that are left as they are."""
-    del extras
+    del extras, valid
     return tf.ones([])
 
 
@@ -44,17 +44,19 @@ class ReturnScale(tf.Module):
         self._moments(tf.zeros([1, 1]))  # Makes its variables.
         self._highest = tf.Variable(0.0, trainable=False, name="highest")
 
-    def __call__(self, returns: tf.Tensor) -> tf.Tensor:
+    def __call__(self, returns: tf.Tensor, valid: tf.Tensor | None = None) -> tf.Tensor:
         """Adds a batch; all replicas call it.
 
         Args:
           returns: [B] float32, G_t of a replica's batch.
+          valid: [B] float32, 1 for those that count, at least one; None for all.
 
         Returns:
           A positive scalar, equal on all replicas.
         """
-        self._moments.update(returns[:, tf.newaxis])
-        highest = rr.collectives.all_max(tf.reduce_max(tf.abs(returns)))
+        self._moments.update(returns[:, tf.newaxis], valid)
+        known = returns if valid is None else valid * returns
+        highest = rr.collectives.all_max(tf.reduce_max(tf.abs(known)))
         self._highest.assign(tf.maximum(self._highest, highest))
         deviation = tf.sqrt(self._moments.variance[0])
         return tf.maximum(tf.maximum(deviation, self._highest / BOUND), _LEAST)

@@ -14,6 +14,7 @@ from agents.d4pg.config import D4PGConfig
 from agents.dqn.config import DQNConfig, PixelDQNConfig
 from agents.impala.config import ImpalaConfig
 from agents.learning.steps import WindowSteps
+from agents.learning.value_scale import ReturnScale
 from agents.learning.weights import copy_variables
 from agents.networks import actor_critic
 from agents.networks.encoders import RunningNormalization
@@ -320,16 +321,22 @@ def test_what_is_not_valid_trains_nothing(monkeypatch):
     assert np.abs(np.subtract(different, figures)).min() > 1e-4
 
 
-def test_the_discounted_rewards_of_a_window_go_on_from_its_first_step():
+def test_the_scale_is_that_of_the_discounted_rewards_at_all_trained_steps():
+    """Those of the first alone are all 0 where only the end of an episode is rewarded."""
     sample = make_windows()
     window = sample.transition
     steps = WindowSteps(
         tf.nest.map_structure(tf.constant, sample), lambda _: None, lambda x, _: x, MEMORY, N_STEP
     )
-    total = window.extras[RETURNS]
-    for t in (1, 2):
-        total = window.reward[:, t] + window.discount[:, t - 1] * total
-    np.testing.assert_allclose(steps.extras, total, rtol=1e-6)
+    totals = [window.extras[RETURNS]]
+    for t in range(1, BURN_IN + STEPS):
+        totals.append(window.reward[:, t] + window.discount[:, t - 1] * totals[-1])
+    trained = np.stack(totals[BURN_IN:], axis=1).ravel()
+    np.testing.assert_allclose(steps.extras, trained, rtol=1e-6)
+    known = trained[steps.valid.numpy() > 0]
+    assert len(known) < len(trained)
+    scale = ReturnScale()(steps.extras, steps.valid)
+    np.testing.assert_allclose(scale, max(known.std(), np.abs(known).max() / 5), rtol=1e-5)
     x = np.arange(BATCH * STEPS, dtype=np.float32)
     np.testing.assert_allclose(steps.mean(x), x[steps.valid.numpy() > 0].mean())
 
