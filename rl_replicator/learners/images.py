@@ -185,6 +185,9 @@ class RecordImages(Images):
 
     def _epoch(self, context: InputContext, number: tf.Tensor, count: int) -> tf.data.Dataset:
         """Returns `count` shuffled examples of an epoch, each with its position in the run."""
+        # The seed of this function's graph, in place of the global one: if that is 0, TensorFlow
+        # compares the tensor `seed` in Python, which fails.
+        tf.compat.v1.set_random_seed(1)
         seed = tf.constant(self._seed, tf.int64) + number
         names = list(self._records.files)
         files = tf.data.Dataset.from_tensor_slices(names).shuffle(len(names), seed)

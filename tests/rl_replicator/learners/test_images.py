@@ -130,6 +130,7 @@ def test_an_epoch_has_every_image_once(tmp_path):
 @pytest.mark.parametrize("kind", [small, large])
 @pytest.mark.parametrize("start", [2, 7])
 def test_a_resumed_run_goes_on_with_what_was_left(tmp_path, kind, start):
+    tf.random.set_seed(start - 2)  # It has no influence.
     data = kind(tmp_path)
     got, want = parts(data, start, 3, 2, 1, 8), parts(data, 0, start + 3, 2, 1, 8)
     for one, other in zip(got, want, strict=True):
