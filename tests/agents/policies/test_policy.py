@@ -168,21 +168,6 @@ def test_a_directory_is_enough_to_go_on(run_dir, capsys):
     assert options["steps"] == 800 and options["agent"]["policy_layers"] == [16]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--seed", 2), "seed was 1 and is now 2"),
-        (("--pixels",), "--pixels: expected that of the stored settings, False, got True"),
-        (("--steps", 10), "--steps: expected at least 600"),
-    ],
-)
-def test_what_contradicts_the_run_is_one_line(run_dir, capsys, words, message):
-    before = (run_dir / "config.json").read_bytes()
-    status, out, err = command(capsys, "train", "--run-dir", run_dir, *words)
-    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
-    assert (run_dir / "config.json").read_bytes() == before
-
-
 def test_a_mistyped_option_leaves_the_run_alone(run_dir, capsys):
     before = (run_dir / "config.json").read_bytes()
     status, out, err = command(capsys, "train", "--run-dir", run_dir, "--stpes", 900)
@@ -200,31 +185,20 @@ def test_another_agent_is_refused(run_dir, capsys):
     assert status == 2 and "--run-dir or --config after 'rl-replicator train'" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("td3", "stepz = 5", "got 'stepz'; 'rl-replicator train td3 --help' lists them"),
-        ("td3", "agent.n_stp = 5", "got 'agent.n_stp'; 'rl-replicator train td3 --help' lists"),
-        ("td3", "agent.replay.min_size = 'x'", "integer for 'agent.replay.min_size', got 'x'"),
-        ("td3", "agent.policy_layers = [[16]]", "for 'agent.policy_layers.0', got [16]"),
-        ("td3", "preset = 'nonsense'", "--preset: expected default, got nonsense"),
-        ("resnet", "sed = 5", "got 'sed'; 'rl-replicator train resnet --help' lists them"),
-    ],
-)
-def test_a_wrong_setting_in_a_file_names_the_file(tmp_path, capsys, name, settings, message):
-    file = tmp_path / "settings.toml"
-    env = "env = 'environments.fakes:target'\n" if name == "td3" else ""
-    file.write_text(f"trainable = '{name}'\n[options]\n{env}{settings}\n")
-    status, out, err = command(capsys, "train", "--config", file)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"rl-replicator: error: {file}: ") and message in err, err
+TD3 = "trainable = 'td3'\n[options]\nenv = 'environments.fakes:target'\n"
 
 
-def test_settings_at_another_place_of_a_file_are_refused(tmp_path, capsys):
+def test_what_a_file_has_wrong_is_one_line_with_its_name(tmp_path, capsys):
     file = tmp_path / "settings.toml"
     for text, message in (
+        (f"{TD3}stepz = 5", "got 'stepz'; 'rl-replicator train td3 --help' lists them"),
+        (f"{TD3}agent.n_stp = 5", "got 'agent.n_stp'; 'rl-replicator train td3 --help' lists"),
+        (f"{TD3}agent.replay.min_size = 'x'", "integer for 'agent.replay.min_size', got 'x'"),
+        (f"{TD3}agent.policy_layers = [[16]]", "for 'agent.policy_layers.0', got [16]"),
+        (f"{TD3}preset = 'nonsense'", "--preset: expected default, got nonsense"),
+        ("trainable = 'resnet'\n[options]\nsed = 5", "'sed'; 'rl-replicator train resnet --help'"),
         ("{", "--config: expected settings in"),
-        ("trainable = 'td3'\n[option]\nsteps = 5\n", "got 'option'; did you mean 'options'?"),
+        ("trainable = 'td3'\n[option]\nsteps = 5", "got 'option'; did you mean 'options'?"),
         ("trainable = 'td3'\nsteps = 5\n", "got 'steps'; move settings to 'options'"),
     ):
         file.write_text(text)
@@ -236,23 +210,6 @@ def test_settings_at_another_place_of_a_file_are_refused(tmp_path, capsys):
 def test_a_wrong_argument_in_python_is_no_fault_of_a_version():
     with pytest.raises(UsageError, match="^the arguments: expected .*'stepz'; .*td3 --help' lists"):
         rr.train("td3", env="environments.fakes:target", stepz=5)
-
-
-def test_options_overrule_the_file(tmp_path, monkeypatch):
-    from agents import td3
-
-    file = tmp_path / "settings.toml"
-    file.write_text(
-        'trainable = "td3"\n[options]\nenv = "cartpole:swingup"\nsteps = 500\n'
-        "[options.agent]\nn_step = 3\npolicy_layers = [8, 4]\n"
-    )
-    chosen = []
-    monkeypatch.setattr(type(td3.command), "train", lambda self, options: chosen.append(options))
-    assert main.main(["train", "--config", str(file), "--steps", "700", "--seed", "4"]) == 0
-    (options,) = chosen
-    assert (options.env, options.steps, options.seed) == ("cartpole:swingup", 700, 4)
-    assert (options.agent.n_step, options.agent.policy_layers) == (3, (8, 4))
-    assert options.run_dir is None
 
 
 def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path, monkeypatch):

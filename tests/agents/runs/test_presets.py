@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agents import d4pg, dqn, sac, td3
+from agents import d4pg, dqn, td3
 from agents.d4pg.config import PAPER
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
@@ -82,22 +82,3 @@ def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, mo
     file.write_text(json.dumps({"trainable": "d4pg", "options": {"agent": {"n_step": 4}}}))
     train.run(["--config", str(file), "--env", "walker:walk"])
     assert (chosen[2].env, chosen[2].agent.n_step) == ("walker:walk", 4)
-
-
-@pytest.mark.parametrize(
-    ("agent", "words", "message"),
-    [
-        (
-            d4pg,
-            ("--preset", "papr"),
-            "--preset: expected default or paper or recurrent or simba or xqc, got papr",
-        ),
-        (d4pg, ("--pixels", "--preset", "paper"), "--preset: expected default, got paper"),
-        (td3, ("--preset", "drq_v2"), "--preset: expected default, got drq_v2"),
-        (sac, ("--preset", "paper"), "--preset: expected default, got paper"),
-    ],
-)
-def test_a_preset_that_there_is_not(agent, words, message):
-    with pytest.raises(UsageError, match=message) as error:
-        parse(agent, *words)
-    assert "\n" not in str(error.value)
