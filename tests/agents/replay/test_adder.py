@@ -1,4 +1,4 @@
-"""n-step returns by hand, and the actual contents of a Reverb table after an episode."""
+"""n-step returns by hand, and how rows reach a table; test_adder_reference.py compares these."""
 
 import threading
 import time
@@ -7,9 +7,7 @@ import dm_env
 import numpy as np
 import pytest
 import reverb
-from acme import specs
 
-import environments
 from agents.replay.adder import ReturnAdder, n_step_return
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
@@ -75,28 +73,6 @@ def wait_for_inserts(client, count):
     assert inserted(client) == count
 
 
-@pytest.mark.parametrize("last_discount", [0.0, 1.0], ids=["terminated", "truncated"])
-def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount):
-    adder = make_adder(server, layout, n_step=3, initial_priority=2.5)
-    play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=last_discount)
-    adder.flush()
-    priorities, transition = rows(server, layout, 4)
-    assert priorities == [2.5] * 4
-    np.testing.assert_array_equal(transition.observation[:, 0], [0, 1, 2, 3])
-    np.testing.assert_allclose(transition.action[:, 0], [0, 0.1, 0.2, 0.3])
-    np.testing.assert_allclose(
-        transition.reward,
-        [1 + 0.9 * 2 + 0.81 * 3, 2 + 0.9 * 3 + 0.81 * 4, 3 + 0.9 * 4, 4],
-        rtol=1e-6,
-    )
-    np.testing.assert_allclose(
-        transition.discount,
-        [0.729, 0.729 * last_discount, 0.81 * last_discount, 0.9 * last_discount],
-        rtol=1e-6,
-    )
-    np.testing.assert_array_equal(transition.next_observation[:, 0], [3, 4, 4, 4])
-
-
 def test_the_discounted_rewards_so_far_are_stored():
     layout = TransitionLayout(make_spec(2, 1), ReturnAdder.SPEC)
     server = reverb.Server([make_table(layout)])
@@ -110,19 +86,6 @@ def test_the_discounted_rewards_so_far_are_stored():
     np.testing.assert_array_equal(transition.extras, [1, 2 + 0.5, 4 + 1 + 0.25, 8])
     np.testing.assert_array_equal(transition.reward, [2, 4, 4, 8])
     server.stop()
-
-
-def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
-    adder = make_adder(server, layout, n_step=3, initial_priority=2.5)
-    adder.add_first(dm_env.restart(observation(0)))
-    for t in range(2):
-        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, observation(t + 1)))
-    adder.reset()
-    play(adder, rewards=[5.0], last_discount=0.0)
-    adder.flush()
-    _, transition = rows(server, layout, 1)
-    assert transition.reward.tolist() == [5.0]
-    assert server.localhost_client().server_info()[TABLE].current_size == 0  # That was all.
 
 
 def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_old(server, layout):
@@ -152,27 +115,6 @@ def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     adder.finish(60.0)
     assert client.server_info()[TABLE].current_size == 20
     adder.close()
-
-
-def test_the_return_of_a_real_environment_is_the_one_on_paper():
-    """`chain`: ten steps of reward 1 and a termination, whose return from t is a finite sum."""
-    environment = environments.make("environments.fakes:chain", seed=0)
-    layout = TransitionLayout(specs.make_environment_spec(environment))
-    server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, n_step=10)
-    timestep = environment.reset()
-    adder.add_first(timestep)
-    for action in np.linspace(-1, 1, 10, dtype=np.float32):
-        timestep = environment.step(action[None])
-        adder.add(action[None], timestep)
-    _, transition = rows(server, layout, 10)
-    left = np.arange(10, 0, -1)  # Steps to the end: sum of 0.9**i for i < left.
-    np.testing.assert_allclose(transition.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
-    np.testing.assert_array_equal(transition.discount, np.zeros(10))
-    # An observation holds the time and the last action.
-    np.testing.assert_allclose(transition.observation[1:, 1], transition.action[:-1, 0])
-    np.testing.assert_array_equal(transition.next_observation, [[1.0, 1.0]] * 10)
-    server.stop()
 
 
 @pytest.fixture

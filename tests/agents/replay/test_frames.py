@@ -1,7 +1,4 @@
-"""Frames in the replay: episodes that are cut off, and what is refused.
-
-test_adder_reference.py compares whole episodes with a reference.
-"""
+"""Frames that the replay refuses; test_adder_reference.py compares episodes with a reference."""
 
 import dm_env
 import numpy as np
@@ -10,7 +7,6 @@ import reverb
 from acme import specs
 
 from agents.replay.frames import FrameLayout
-from agents.replay.table import LearnerDemand, make_input_fn
 from tests.agents.replay.queue_table import make_adder, make_table
 
 SHAPE = (6, 5, 3)
@@ -22,39 +18,16 @@ SPEC = specs.EnvironmentSpec(
 )
 
 
-def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
-    layout, server, adder = server_of
-    frames = np.random.default_rng(0).integers(0, 256, (6, *SHAPE), dtype=np.uint8)
-    adder.add_first(dm_env.restart(frames[0]))
-    adder.add(np.zeros(2, np.float32), dm_env.transition(1.0, frames[1]))
-    adder.reset()
-    adder.add_first(dm_env.restart(frames[2]))
-    adder.add(np.ones(2, np.float32), dm_env.termination(5.0, frames[3]))
-    adder.flush()
-    demand = LearnerDemand(1, 1, 1)
-    sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
-    got = sample.transition
-    np.testing.assert_array_equal(got.observation[0], frames[[2, 2, 2]])
-    np.testing.assert_array_equal(got.next_observation[0], frames[[2, 2, 3]])
-    assert got.reward[0] == 5.0 and got.discount[0] == 0.0
-
-
-@pytest.fixture
-def server_of():
+def test_frames_of_another_kind_are_named():
     layout = FrameLayout(SPEC, 3, 3, 4)
     server = reverb.Server([make_table(layout)])
     adder = make_adder(server, layout, n_step=3)
-    yield layout, server, adder
-    server.stop()
-
-
-def test_frames_of_another_kind_are_named(server_of):
-    _, _, adder = server_of
     with pytest.raises(ValueError, match=r"observation of shape \(6, 5, 3\) and dtype uint8"):
         adder.add_first(dm_env.restart(np.zeros(SHAPE, np.float32)))
     with pytest.raises(ValueError, match=r"action of shape \(2,\)"):
         adder.add_first(dm_env.restart(np.zeros(SHAPE, np.uint8)))
         adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, np.zeros(SHAPE, np.uint8)))
+    server.stop()
 
 
 @pytest.mark.parametrize(
