@@ -31,10 +31,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 # ends the group. Three processes run what may differ from two: means, and which processes learn of
 # a cancellation, an end or a loss.
 BEHAVIOURS = {
-    1: ("places", "order_gather_and_reduce"),
+    1: ("places", "order_gather_and_reduce", "texts_are_gathered"),
     2: (
         "initial_values_are_the_chiefs",
         "order_gather_and_reduce",
+        "texts_are_gathered",
         "gathering_different_things",
         "callable_input",
         "random_numbers_differ",

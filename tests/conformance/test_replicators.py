@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.step import results
-from tests.conformance import regression
+from tests.conformance import multi_worker_program, regression
 
 NAMES = ("single_device", "multi_device:4", "mesh:data=2,model=2")
 # Features that the contract leaves optional: backend -> those that it refuses with a one-line
@@ -119,6 +119,22 @@ def blocking(ready, release):
     )
 
 
+# Those of several processes that hold in one as well.
+BEHAVIOURS = (
+    pytest.param(
+        "order_gather_and_reduce", marks=pytest.mark.cpu("a mesh of GPUs takes no strings")
+    ),
+    "callable_input",
+    "two_steps_share_one_input",
+    "layers_and_slots_appear_in_the_first_step",
+)
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_behaviour_of_several_processes(replicator, behaviour):
+    getattr(multi_worker_program, behaviour)(replicator)
+
+
 def test_equals_one_replica_with_the_global_batch(replicator):
     """With a loop, a fused optimizer and clipping; test_equality.py trains without them."""
     # 20 steps in float32: only the order of the sums over the batch differs.
@@ -129,50 +145,6 @@ def test_equals_one_replica_with_the_global_batch(replicator):
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for got, want in zip(weights, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_each_replica_has_its_own_element_in_order(replicator):
-    n = replicator.num_replicas
-    inputs = replicator.make_inputs(
-        lambda context: tf.data.Dataset.range(1, 1000).map(lambda x: {"x": x, "nothing": None})
-    )
-    step = replicator.replicate(
-        lambda element: {"f": tf.cast(element["x"], tf.float32) * [1.0, -1.0], **element}, inputs
-    )
-    for k in range(3):
-        outputs = step()
-        numbers = np.arange(k * n, (k + 1) * n) + 1
-        gathered = replicator.gather(outputs)
-        assert gathered["x"].tolist() == numbers.tolist() and gathered["nothing"] is None
-        expected = np.stack([numbers, -numbers], axis=1)  # [N, 2]
-        np.testing.assert_array_equal(gathered["f"], expected)
-        for op in ("mean", "sum", "min", "max"):
-            reduced = replicator.reduce(op, outputs)
-            np.testing.assert_array_equal(reduced["f"], getattr(np, op)(expected, axis=0))
-            assert reduced["x"] == getattr(np, op)(numbers)
-        results = replicator.local_results(outputs)
-        assert [int(result["x"]) for result in results] == numbers.tolist()
-
-
-@pytest.mark.cpu("a mesh of GPUs takes no strings")
-def test_outputs_of_several_steps_are_stacked_in_order(replicator):
-    n = replicator.num_replicas
-    inputs = replicator.make_inputs(
-        lambda context: tf.data.Dataset.range(10_000).map(
-            lambda x: (tf.cast(x, tf.uint64) + 2**63, tf.strings.as_string(x))
-        )
-    )
-    with replicator.scope():
-        count = tf.Variable(0, dtype=tf.int64, trainable=False)
-    step = replicator.replicate(
-        lambda batch: (*batch, count.assign_add(1)), inputs, steps_per_call=np.int64(500)
-    )
-    for call in range(2):
-        keys, texts, counts = replicator.gather(step())
-        rows = np.arange(call * 500 * n, (call + 1) * 500 * n).reshape(500, n).T  # [N, K]
-        np.testing.assert_array_equal(keys, rows.astype(np.uint64) + np.uint64(2**63))
-        assert texts.tolist() == [[str(i).encode() for i in row] for row in rows]
-        np.testing.assert_array_equal(counts[0], np.arange(call * 500 + 1, (call + 1) * 500 + 1))
 
 
 def test_a_closed_input_ends_the_step(replicator):
@@ -221,11 +193,9 @@ def test_what_is_gathered_and_reduced(replicator):
         assert replicator.reduce("sum", plain["b"]) == 2.0 * n
 
 
-def test_a_callable_input(replicator):
-    n = replicator.num_replicas
+def test_a_callable_input_is_cancelled_and_closed(replicator):
     inputs = replicator.make_inputs(lambda context: lambda: rr.collectives.replica_id())
     step = replicator.replicate(lambda x: x * 10, inputs, steps_per_call=2)
-    assert replicator.gather(step()).tolist() == [[10 * i, 10 * i] for i in range(n)]
     step.cancel()
     with pytest.raises(rr.StepCancelled):
         step()
@@ -233,16 +203,6 @@ def test_a_callable_input(replicator):
     inputs.close()
     with pytest.raises(rr.EndOfData, match="closed"):
         step()
-
-
-def test_two_steps_share_one_input(replicator):
-    n = replicator.num_replicas
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
-    plus = replicator.replicate(lambda x: x, inputs)
-    minus = replicator.replicate(lambda x: -x, inputs, steps_per_call=2)
-    assert replicator.gather(plus()).tolist() == list(range(n))
-    assert replicator.reduce("min", minus()).tolist() == [1 - 2 * n, 1 - 3 * n]
-    assert replicator.reduce("max", plus()) == 4 * n - 1
 
 
 BRANCHES = {
@@ -335,29 +295,6 @@ def test_autograph_in_the_step(replicator):
     step = replicator.replicate(step_fn, inputs)
     n = replicator.num_replicas
     assert replicator.gather(step()).tolist() == [i if i % 2 == 0 else -i for i in range(n)]
-
-
-def test_layers_and_slots_may_appear_in_the_first_step(replicator):
-    with replicator.scope():
-        model = snt.Linear(1, w_init=snt.initializers.Ones())
-        optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    step = replicator.replicate(step_fn, replicator.make_inputs(batches), 4)
-    losses = replicator.reduce("mean", step())
-    np.testing.assert_allclose(losses[0], DATA[:GLOBAL_BATCH].sum(1).mean(), rtol=1e-4, atol=1e-5)
-    w = np.ones(FEATURES)
-    velocity = np.zeros(FEATURES)
-    for k in range(4):
-        velocity = 0.9 * velocity + DATA[k * GLOBAL_BATCH : (k + 1) * GLOBAL_BATCH].mean(0)
-        w -= 0.1 * velocity
-    np.testing.assert_allclose(model.w.numpy()[:, 0], w, rtol=1e-5, atol=1e-6)
 
 
 def test_variables_may_appear_in_the_first_step(replicator):
