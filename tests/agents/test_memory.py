@@ -24,7 +24,6 @@ from agents.replay.config import ReplayConfig
 from agents.replay.sequences import Sequence
 from agents.replay.transitions import RETURNS, Sample
 from agents.runs.options import AgentOptions
-from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.actor_critic_reference import batches
 from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
@@ -243,15 +242,15 @@ FIGURES = ("critic_loss", "q_mean", "policy_gradient_norm")  # Adam's first step
 def d4pg_after(config, spec, samples):
     """The weights of D4PG's networks before and after one step, and its figures."""
     agent = COMMANDS["d4pg"].make_agent(config, spec)
-    module, step = replicated(agent, "single_device", samples)
+    module = agent.make_module(rr.make("single_device"), total_steps=100)
     networks = {name: getattr(module.online, name) for name in ("encoder", "policy", "critic")}
     start = weights_of(networks, seed=2)
     for copy, online in zip(module.target, module.online, strict=True):
         for a, b in zip(copy.variables, online.variables, strict=True):
             a.assign(b)
-    (output,) = step()
-    figures = [output.metrics[name][0] for name in FIGURES]  # Of one step.
-    return start, weights_of(networks), [*figures, *output.priorities[0].numpy()]
+    output = module.step_fn(tf.nest.map_structure(tf.constant, samples))
+    figures = [output.metrics[name] for name in FIGURES]
+    return start, weights_of(networks), [*figures, *output.priorities.numpy()]
 
 
 D4PG = D4PGConfig(
@@ -373,28 +372,6 @@ def test_values_are_rescaled_as_in_r2d2():
     np.testing.assert_allclose(loss, [2.008**2 / 2], rtol=1e-5)
 
 
-def test_what_cannot_be_combined_is_refused_in_one_line(tmp_path):
-    for make, message in (
-        (lambda: MemoryConfig(size=0), "--agent.memory.size: expected 1 to"),
-        (lambda: MemoryConfig(overlap=20), "--agent.memory.overlap: expected from 0 to less than"),
-        (lambda: MemoryConfig(burn_in=-1), "--agent.memory.burn-in: expected a number from 0"),
-        (lambda: D4PGConfig(memory=MEMORY, torso="xqc", policy_average=1), "none with the torso"),
-        (lambda: DQNConfig(value_rescaling=True), "--agent.value-rescaling: expected False"),
-        (
-            lambda: COMMANDS["dqn"].make_agent(
-                DQNConfig(memory=MEMORY, replay=ReplayConfig(transitions_per_item=4)), make_spec()
-            ),
-            "--agent.replay.transitions-per-item: expected 1, because each item is a window",
-        ),
-        (
-            lambda: run("dqn", "lstm", tmp_path, 10, prefill="x", deterministic=False),
-            "memory.core: exp",
-        ),
-    ):
-        with pytest.raises(UsageError, match=message):
-            make()
-
-
 # Whole runs.
 
 
@@ -436,17 +413,11 @@ def run(name, core, run_dir, steps, **changes):
     return read_metrics(run_dir, "evaluator")["episode_return"]
 
 
+CASES = [("dqn", "lstm", 1200), ("d4pg", "lstm", 1200), ("impala", "lstm", 3000)]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "core", "steps"),
-    [
-        ("dqn", "lstm", 1200),
-        ("d4pg", "lstm", 1200),
-        ("impala", "lstm", 3000),
-        ("dqn", "none", 1200),
-        ("d4pg", "none", 1200),
-    ],
-)
+@pytest.mark.parametrize(("name", "core", "steps"), [*CASES, ("dqn", "none", 1200)])
 def test_a_cue_at_the_start_is_remembered_only_with_a_memory(name, core, steps, tmp_path):
     """The highest return is 4, that without a memory 2."""
     found = run(name, core, tmp_path / "run", steps)[-1] / (LENGTH - 1)

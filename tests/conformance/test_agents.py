@@ -57,6 +57,8 @@ BOTH = {"impala", "mrq"}  # They take both kinds of actions.
 # With discrete actions. IMPALA's are in its own tests.
 DISCRETE = {"dqn", "mrq discrete"}
 AGENTS = sorted({*COMMANDS, *DISCRETE})
+# The learner with discrete actions is compared with NumPy, its exploration is in its own tests.
+LEARNING = sorted({*AGENTS} - {"mrq discrete"})
 # Environments like `environments.fakes:target`.
 TARGETS = {
     False: "environments.fakes:target",
@@ -204,12 +206,16 @@ def check_equal(one, other):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("other", "source"), [("multi_device:2", "both"), ("mesh:data=2", "state")]
+    ("name", "other", "source"),
+    [
+        # Each agent's test_reference.py covers states on replicas, and the seeds of shifts.
+        *((name, "multi_device:2", "both") for name in ("d4pg", "mrq")),
+        # MR.Q's continuous actions are made as TD3's. See IMPALA's test_reference.py for it.
+        *((name, "mesh:data=2", "state") for name in AGENTS if name not in BOTH),
+    ],
 )
-@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"impala"}))  # See its test_reference.py.
 def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monkeypatch):
-    """Including shifts and delayed updates, from frames and state; each agent's test_reference.py
-    covers states.
+    """Including shifts and delayed updates, from frames and state.
 
     On replicas, also including noise. DTensor draws it separately on each device of a mesh, so it
     is all 0.3 there.
@@ -231,7 +237,8 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monke
 def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, pair):
     agent = small_agent(name, "state", torso="xqc", policy_average=1, **pair)
     module, _ = train(agent, "single_device")
-    check_equal(module, train(agent, "multi_device:2")[0])
+    if name == "td3":  # Delayed updates: its replicas exchange statistics in all steps.
+        check_equal(module, train(agent, "multi_device:2")[0])
     networks = {"policy": module.online.policy, "critic": module.online.critic}
     for path, array in copy_variables(networks, networks).items():
         if path.endswith("/w"):
@@ -304,7 +311,7 @@ def trained(name):
             policy_learning_rate=1e-3,
         )
     else:
-        count = 2 * NUM_ROWS if name == "mrq discrete" else NUM_ROWS
+        count = NUM_ROWS
         # Few large batches: the same number of samples takes a quarter of the time.
         config = dataclasses.replace(config, global_batch_size=32, steps_per_call=10)
     if hasattr(config, "width"):
@@ -340,19 +347,17 @@ def trained(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", LEARNING)
 def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
     environment = (DiscreteTarget if agent.is_discrete else TargetMatching)(7, LENGTH)
     returns = [evaluation_episode(environment, evaluator, LENGTH).episode_return for _ in range(10)]
-    # MR.Q's policy follows its critic at mixtures of discrete actions, which nobody takes.
-    least = 0.88 if name == "mrq discrete" else 0.93
-    assert np.mean(returns) > least * LENGTH, returns
+    assert np.mean(returns) > 0.93 * LENGTH, returns
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", LEARNING)
 def test_it_explores_within_the_action_range(name):
     agent, _, actions = trained(name)
     if agent.is_discrete:
@@ -364,7 +369,7 @@ def test_it_explores_within_the_action_range(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", LEARNING)
 def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
     agent, learner, _ = trained(name)
     module = learner.trackables()["module"]

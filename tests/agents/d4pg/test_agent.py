@@ -1,4 +1,4 @@
-"""The agent's factories on a real table: which policy acts, how, and on what schedule."""
+"""The agent's factories: how it acts, what a new row and a new critic say, and schedules."""
 
 import dataclasses
 import math
@@ -15,15 +15,14 @@ import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
-from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.local import LocalReplay
 from agents.replay.table import TABLE
-from environments.engines import EnvironmentsInTurn
 from rl_replicator.errors import ConfigError
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
 from tests.agents.fixed_samples import make_spec
+from tests.agents.nodes.test_actor import Weights
 
 SIGMA = 0.25
 CONFIG = D4PGConfig(
@@ -46,23 +45,8 @@ def environment():
 
 
 @pytest.fixture(scope="module")
-def trained(environment):
-    """(agent, learner, its published weights before and after one step, client)."""
-    agent = D4PG(CONFIG, specs.make_environment_spec(environment))
-    server = reverb.Server(agent.make_tables(num_replicas=1))
-    client = reverb.Client(f"localhost:{server.port}")
-    learner = agent.make_learner(rr.make("single_device"), [f"localhost:{server.port}"], 100)
-    before = learner.get_variables(["policy"])
-    adder = agent.make_adder(client, print)
-    actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
-    for _, timestep in explore(EnvironmentsInTurn([environment]), actor):  # Ten rows.
-        if timestep.last():
-            break
-    adder.finish(60.0)
-    learner.step()
-    yield agent, learner, before, client
-    learner.close()
-    server.stop()
+def agent(environment):
+    return D4PG(CONFIG, specs.make_environment_spec(environment))
 
 
 def acts(weights):
@@ -70,43 +54,36 @@ def acts(weights):
     return numpy_step.act(weights, "", OBSERVATION.astype(np.float64)[None])[0]
 
 
-def test_the_online_policy_acts(trained):
-    """Every step changes the online policy; the target is copied only after a thousand steps."""
-    _, learner, before, _ = trained
-    after = learner.get_variables(["policy"])
-    # The size of the change depends on the drawn weights: Adam's updates can cancel out.
-    assert acts(after) != acts(before)
-    assert set(before) == set(after)
-    for path, array in after.items():
-        assert (array != before[path]).any(), path
+def test_the_evaluator_takes_the_action_of_the_average_policy_without_noise(agent):
+    weights, asked = Weights(agent).get_variables(["policy"]), set()
 
+    class Source:
+        def get_variables(self, names):
+            asked.update(names)
+            return {f"average_{path}": array for path, array in weights.items()}
 
-def test_the_evaluator_takes_the_action_of_the_average_policy_without_noise(trained):
-    agent, learner, _, _ = trained
-    evaluator = agent.make_evaluator(learner)
+    evaluator = agent.make_evaluator(Source())
     for _ in range(3):
         action = evaluator.select_action(OBSERVATION)
-        weights = learner.get_variables(["average_policy"])
-        weights = {path.removeprefix("average_"): array for path, array in weights.items()}
         np.testing.assert_allclose(action, acts(weights), atol=1e-6)
+    assert asked == {"average_policy"}
 
 
-def test_the_actor_adds_noise_of_the_configured_size(trained):
-    agent, learner, _, client = trained
+def test_the_actor_adds_noise_of_the_configured_size(agent):
+    source = Weights(agent)
     context = ExplorationContext(
         np.random.default_rng(1), environment_steps=lambda: CONFIG.exploration_random_steps
     )
-    actor = agent.make_actor(learner, [agent.make_adder(client, print)], [context])
+    actor = agent.make_actor(source, [None], [context])
     draws = np.array([actor.select_actions([OBSERVATION])[0][0] for _ in range(1000)])
     assert draws.dtype == np.float32 and np.abs(draws).max() <= 1
-    expected = acts(learner.get_variables(["policy"]))[0]
+    expected = acts(source.get_variables(["policy"]))[0]
     assert draws.mean() == pytest.approx(expected, abs=5 * SIGMA / math.sqrt(1000))
     assert draws.std() == pytest.approx(SIGMA, rel=0.1)
 
 
-def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(trained):
+def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(agent):
     """KL(target || critic) is greatest if all of the target lies on the farthest of 21 atoms."""
-    agent = trained[0]
     server = reverb.Server(agent.make_tables(num_replicas=1))
     client = reverb.Client(f"localhost:{server.port}")
     adder = agent.make_adder(client, print)
@@ -135,7 +112,7 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
         )
 
 
-def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
+def test_the_importance_exponent_ends_its_growth_with_the_run(environment):
     """The schedule spans the run's learner steps; sampling starts with the 9th transition."""
     seen = []
 

@@ -22,6 +22,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import CheckpointError, ConfigError
 from tests.agents.fixed_samples import ACTION, OBSERVATION, make_spec
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, STEPS = 8, 3
@@ -74,10 +75,10 @@ def make_agent(name, **changes):
     return kind(config(**(SETTINGS | changes)), SPEC)
 
 
-def make_learner(name, replicator_name, torso="mlp", **changes):
+def make_learner(name, replicator_name, **changes):
     """Returns a learner on the fixed batches, with seeded weights, and its module."""
     replicator = rr.make(replicator_name)
-    agent = make_agent(name, torso=torso, **changes)
+    agent = make_agent(name, **changes)
     tf.random.set_seed(5)
     learner = agent.make_local_learner(replicator, FixedReplay(), 100)
     return learner, learner.trackables()["module"]
@@ -127,7 +128,7 @@ def test_wide_layers_compute_in_the_precision_of_the_config():
     wide = {"policy_layers": (512, 512), "critic_layers": (512, 512)}
     seen = {}
     for precision in ("float32", "bfloat16"):
-        learner, _ = make_learner("sac", "single_device", "simba", precision=precision, **wide)
+        learner, _ = make_learner("sac", "single_device", precision=precision, **wide)
         learner.step()
         seen[precision] = learner.metrics(), learner.get_variables(["policy"])
         learner.close()
@@ -322,10 +323,7 @@ def test_a_learner_that_waits_is_starved_and_can_be_cancelled():
 
     learner, _ = make_summing_learner(make_rewards)
     learner.step()
-    deadline = time.monotonic() + 60
-    while learner.starved():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not learner.starved())
     learner.step()
     assert learner.starved()
     errors = []

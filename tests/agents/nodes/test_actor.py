@@ -25,6 +25,7 @@ from environments.fakes import TargetMatching
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import TARGET, make_plan
 from tests.agents.replay.queue_table import make_table
+from tests.waiting import wait_until
 
 # The tests count single transitions.
 CONFIG = one_by_one(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1))
@@ -111,6 +112,16 @@ def test_interrupted_episodes_are_not_repeated(source, tmp_path):
     rows.append(act(agent, source, latest, tmp_path, actors=1, envs=4, indices=[0]))
     targets = np.concatenate(rows)[:, 0]
     assert len(np.unique(targets)) == len(targets) > 90
+
+
+def test_steps_are_those_of_the_simulator(agent, source, tmp_path):
+    """200 actions that are repeated four times: 40 episodes of 20 steps."""
+    counter, task = Counter(tmp_path, 800, restored=None), dataclasses.replace(TARGET, repeats=4)
+    rows = act(agent, source, counter, tmp_path, actors=1, envs=1, indices=[0], task=task)
+    assert (len(rows), counter.progress().environment_steps) == (200, 800)
+    actor = read_metrics(tmp_path, "actor")
+    assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
+    assert set(actor["episode_length"]) == {20.0}
 
 
 def test_environments_have_places_from_0_to_1_over_all_actors(agent, source, tmp_path, monkeypatch):
@@ -388,10 +399,7 @@ def test_an_actor_with_slow_steps_reports_every_few_seconds(agent, source, tmp_p
     node = ActorNode(0, other, make_plan(tmp_path, 300), [None], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()
-    deadline = time.monotonic() + 60
-    while not counter.environment_steps() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert 0 < counter.environment_steps() < 100  # Before the end of its lease.
+    assert wait_until(counter.environment_steps) < 100  # Before the end of its lease.
     stop.set()
     actor.join()
     again = Counter(tmp_path / "again", total_steps=300, restored=counter.snapshot())

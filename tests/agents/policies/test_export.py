@@ -35,6 +35,7 @@ from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.policies import range_fake
 
+pytestmark = pytest.mark.timeout(300)  # Ten policies are exported at first.
 ENV = "tests.agents.policies.range_fake:make"
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"
 OBSERVATIONS = 6
@@ -178,7 +179,7 @@ def exported(tmp_path_factory):
         "dqn": (dqn.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
         "mrq": (mrq.command, None, ("onnx", "numpy")),
         "mrq_pixels": (mrq.command, "small", ("onnx", "numpy")),
-        "pixels": (d4pg.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
+        "pixels": (d4pg.command, "small", ("onnx", "numpy")),
         "both": (td3.command, "small", ("savedmodel", "tflite", "onnx", "numpy")),
         "residual": (d4pg.command, "impala", ("onnx", "numpy")),
         "lstm": (d4pg.command, None, ("savedmodel", "tflite", "onnx", "numpy")),
@@ -203,7 +204,7 @@ def exported(tmp_path_factory):
     ("kinds", "allowed", "count"),
     [
         ("numpy,onnx", [], 2 * (4 * 1 + 5 * 2 + 3)),
-        ("savedmodel,tflite", ["tensorflow"], 2 * (2 + 2 + 2 + 2)),
+        ("savedmodel,tflite", ["tensorflow"], 2 * (1 + 1 + 2 + 2)),
     ],
 )
 def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed, count):

@@ -1,4 +1,4 @@
-"""Whole runs from images and vectors together: what either of them shows is learned."""
+"""A whole run from images and vectors together: what both of them show is learned."""
 
 import dataclasses
 
@@ -19,27 +19,23 @@ AGENT = dataclasses.replace(
 )
 
 
-def options(run_dir, shows, **changes):
-    env = f"tests.environments.camera_fakes:{shows}"
-    return pixel_runs.options(run_dir, env=env, **({"frame": FRAME, "agent": AGENT} | changes))
+def options(run_dir, **changes):
+    settings = {"env": "tests.environments.camera_fakes:robot", "frame": FRAME, "agent": AGENT}
+    return pixel_runs.options(run_dir, **(settings | changes))
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("shows", ["camera", "elbow"])
-def test_it_learns_what_the_camera_shows_and_what_the_joints_show(
-    shows, tmp_path, capsys, monkeypatch
-):
+def test_it_learns_what_the_camera_shows_and_what_the_joints_show(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
-    assert d4pg.command.train(options(run_dir, shows)) == 0
+    assert d4pg.command.train(options(run_dir)) == 0
     returns = read_metrics(run_dir, "evaluator")["episode_return"]
-    assert returns[-1] > 0.92 * LENGTH, returns
+    # With either of them alone, the best return is 17.5, and 15 without both.
+    assert returns[-1] > 0.91 * LENGTH, returns
     assert list((run_dir / "tensorboard" / "pictures").iterdir())
-    if shows == "camera":
-        return
-    assert d4pg.command.train(options(run_dir, shows, steps=1640)) == 0  # It goes on.
+    assert d4pg.command.train(options(run_dir, steps=1640)) == 0  # It goes on.
     with pytest.raises(UsageError, match="pixels.state was"):
         frame = dataclasses.replace(FRAME, state=("all",))
-        d4pg.command.train(options(run_dir, shows, frame=frame))
+        d4pg.command.train(options(run_dir, frame=frame))
     assert policies.play([str(run_dir), "--out", str(tmp_path / "film.gif")]) == 0
     policy = load_policy(run_dir)
     environment = policy.make_environment(seed=5)
@@ -58,4 +54,4 @@ def test_it_learns_what_the_camera_shows_and_what_the_joints_show(
 def test_frames_alone_are_not_normalised(tmp_path):
     frame = dataclasses.replace(FRAME, state=())
     with pytest.raises(ConfigError, match="normalize-observations: expected --frame.state with it"):
-        d4pg.command.train(options(tmp_path / "run", "elbow", frame=frame))
+        d4pg.command.train(options(tmp_path / "run", frame=frame))

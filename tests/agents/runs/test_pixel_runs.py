@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from agents.runs import advice, preparation
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
-from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
-from tests.agents.runs.ctrl_c import CtrlC
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("plain_graphs")]
 
@@ -99,29 +96,6 @@ def test_it_goes_on(finished, capsys):
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
     with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 48"):
         d4pg.command.train(options(finished, frame=PixelConfig(48, 24)))
-
-
-def test_ctrl_c_saves_it_and_ends_it(tmp_path, capsys, monkeypatch):
-    # Saves on a busy machine take longer than 10 s.
-    monkeypatch.setattr("launchpad.engines.flags.termination_notice_secs", lambda: 100.0)
-
-    run = options(tmp_path / "run", steps=100_000, checkpoint_seconds=10_000.0)
-    assert d4pg.command.train(run, CtrlC()) == 128 + signal.SIGINT
-    assert "stopped and saved" in capsys.readouterr().out
-    saved = Checkpointer(tmp_path / "run" / "checkpoints").latest().step
-    assert saved >= read_metrics(tmp_path / "run", "learner")["learner_steps"][-1] > 0
-
-
-def test_steps_are_those_of_the_simulator(tmp_path):
-    replay = dataclasses.replace(SMALL.replay, min_size=100)
-    agent = dataclasses.replace(SMALL, replay=replay)
-    assert (
-        d4pg.command.train(options(tmp_path / "run", steps=800, action_repeat=4, agent=agent)) == 0
-    )
-    actor = read_metrics(tmp_path / "run", "actor")
-    # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
-    assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
-    assert set(actor["episode_length"]) == {20.0}
 
 
 def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
