@@ -3,7 +3,7 @@
 import time
 
 
-def wait_until(condition, seconds=100.0, pause=0.01):
+def wait_until(condition, seconds=150.0, pause=0.01):
     """Waits until a condition holds, and returns its value.
 
     Args:

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import threading
-import time
 
 import dm_env
 import numpy as np
@@ -24,6 +23,7 @@ from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import TARGET, make_plan
+from tests.waiting import wait_until
 
 MIN_SIZE, TOTAL = 40, 100
 CONFIG = D4PGConfig(
@@ -37,14 +37,6 @@ CONFIG = D4PGConfig(
 )
 
 AGENT = D4PG(CONFIG, TARGET.spec())
-
-
-def wait_for(condition, seconds=150.0):
-    """Waits until a condition holds; returns whether it does."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.fixture
@@ -185,20 +177,21 @@ def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
     counter.lease(0, TOTAL - 5, 0.0, [])
     learning(run_dir, [replay], counter)
     first = counter.now
-    assert wait_for(lambda: first.progress().learner_steps > 0)
+    wait_until(lambda: first.progress().learner_steps > 0)
     take(counter, 5)
-    assert wait_for(lambda: counter.now is not first)
+    wait_until(lambda: counter.now is not first)
     trained = first.progress().learner_steps
     replay.insert(20)
-    assert wait_for(lambda: counter.progress().learner_steps > trained)
+    wait_until(lambda: counter.progress().learner_steps > trained)
     assert not counter.progress().learner_done
     take(counter, 5)
-    assert wait_for(lambda: counter.progress().learner_done)
+    wait_until(lambda: counter.progress().learner_done)
     assert saved_steps(run_dir) == TOTAL
     # The evaluator, which waits for this, may query a counter that has just been restarted.
     counter.now = Counter(run_dir, TOTAL, restored={"environment_steps": TOTAL})
     before = len(times)
-    assert before and wait_for(lambda: counter.progress().learner_done)
+    assert before
+    wait_until(lambda: counter.progress().learner_done)
     assert len(times) == before
 
 
@@ -234,7 +227,7 @@ def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(learning, tmp
     """Its last evaluation must be of the policy that was saved."""
     counter = Counter(run_dir, TOTAL, restored={"environment_steps": TOTAL})
     learning(run_dir, [Replay(tmp_path / "replay", MIN_SIZE)], counter)
-    assert wait_for(lambda: counter.progress().learner_done)
+    wait_until(lambda: counter.progress().learner_done)
     assert counter.progress().learner_steps == 0
 
 
@@ -273,15 +266,16 @@ def test_it_saves_while_the_replay_fills(learning, tmp_path, run_dir, monkeypatc
     counter = Counter(run_dir, TOTAL, restored=None)
     learner = learning(run_dir, [replay], counter, seconds=0.2)
     checkpoints = Checkpointer(RunDirectory(run_dir).checkpoints)
-    assert wait_for(lambda: counter.progress().learner_waiting > 0.5)
+    wait_until(lambda: counter.progress().learner_waiting > 0.5)
     assert checkpoints.latest() is None and not resets  # There is nothing to save.
     replay.insert(MIN_SIZE // 2)
-    assert wait_for(lambda: checkpoints.latest() is not None)
+    wait_until(lambda: checkpoints.latest() is not None)
     assert checkpoints.latest().step == 0
     replay.insert(MIN_SIZE // 2 + 10)
     # It takes the steps that the rows allow; then it starves, and ends once no row will come.
-    assert wait_for(lambda: counter.progress().learner_steps > 10)
-    assert wait_for(lambda: counter.progress().learner_waiting > 0.8) and learner.is_alive()
+    wait_until(lambda: counter.progress().learner_steps > 10)
+    wait_until(lambda: counter.progress().learner_waiting > 0.8)
+    assert learner.is_alive()
     take(counter, TOTAL)
-    assert wait_for(lambda: counter.progress().learner_done)
+    wait_until(lambda: counter.progress().learner_done)
     assert checkpoints.latest().step > 10

@@ -19,6 +19,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.waiting import wait_until
 
 
 class CountingLearner:
@@ -148,10 +149,7 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
         with pytest.raises(ReplayError):
             saves.save_last()
     server = serve(server.port)
-    deadline = time.monotonic() + 120
-    while not saves.save_last():  # The client reconnects after a while.
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(saves.save_last, pause=0.1)  # The client reconnects after a while.
     assert saver.holds_last_step(tmp_path)
     assert restored(tmp_path)[-1] == 1
     server.stop()

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 
 import numpy as np
@@ -27,6 +26,7 @@ from rl_replicator.runs import events, statistics
 from rl_replicator.runs.evaluations import Score
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.waiting import wait_until
 
 _VOID = ("meta", "link", "img", "br")
 
@@ -372,10 +372,7 @@ def test_watch_follows_the_run_and_serves_nothing_else_until_ctrl_c(make_run):
         for host in ("attacker.example", "127.0.0.1.attacker.example:80"):
             assert get(host=host)[0] == 403
         rows(run, "environment_steps", "evaluator", {150: {"episode_return": 34.0}})
-        deadline = time.monotonic() + 240
-        while "<b>34</b>" not in get()[1]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(lambda: "<b>34</b>" in get()[1], 240, pause=0.2)
         with pytest.raises(UsageError, match=rf"--port: expected a free port, got {port} \(Addre"):
             reports.watch([str(run), "--port", str(port)])
         watching.send_signal(signal.SIGINT)

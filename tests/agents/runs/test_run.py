@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.runs.ctrl_c import CtrlC
 from tests.suite import forked
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 TARGET = "environments.fakes:target"
@@ -287,67 +287,6 @@ def test_a_run_without_an_intact_checkpoint_is_refused_before_anything_starts(ru
     assert untouched(run_dir) == before
 
 
-COMMAND = [
-    *("-m", "rl_replicator.cli.main", "train", "d4pg"),
-    *("--env", "tests.agents.runs.slow_target:make"),
-    *("--agent.policy-layers", "32", "32", "--agent.critic-layers", "32", "32"),
-    *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
-    *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
-    *("--agent.replay.samples-per-insert", "16", "--checkpoint-seconds", "0.5"),
-    *("--evaluation.every", "1000", "--evaluation.episodes", "1", "--no-video"),
-]
-
-
-@pytest.fixture
-def start():
-    """Starts the command; kills what a failed test has left running."""
-    processes = []
-
-    def start(run_dir, *more):
-        processes.append(_start(run_dir, *more))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def _start(run_dir, *more):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As in a user's shell.
-    return subprocess.Popen(
-        [*forked.python(), *COMMAND, "--run-dir", str(run_dir), *more],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_until(find, process):
-    """Waits until `find` finds something while the command runs; returns it."""
-    deadline = time.monotonic() + 240
-    while not (found := find()):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, f"{find.__name__}: not in 240 s"
-        time.sleep(0.1)
-    return found
-
-
-def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0):
-    """Waits until there is a checkpoint whose counter is above a number; returns its progress."""
-
-    def checkpoint():
-        try:
-            progress = latest_progress(run_dir)
-        except (AttributeError, FileNotFoundError):
-            return None  # There is none yet, or it was replaced while being read.
-        return progress if progress[counter] > above else None
-
-    return wait_until(checkpoint, process)
-
-
 def test_a_stopped_run_says_that_its_last_save_has_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(saver.Saver, "save_last", lambda _: False)
     monkeypatch.setattr(learner, "_SECONDS_TO_RECONNECT", 0.0)
@@ -389,37 +328,67 @@ def test_a_run_within_a_program_that_stops_is_stopped_and_not_complete(tmp_path,
     assert not (tmp_path / "run" / "evaluation.png").exists()
 
 
+COMMAND = [
+    *("-m", "rl_replicator.cli.main", "train", "d4pg", "--launch", "processes"),
+    *("--env", "tests.agents.runs.slow_target:make", "--actors", "2", "--replay-shards", "2"),
+    *("--agent.policy-layers", "32", "32", "--agent.critic-layers", "32", "32"),
+    *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
+    *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
+    *("--agent.replay.samples-per-insert", "16", "--checkpoint-seconds", "0.5"),
+    *("--evaluation.every", "1000", "--evaluation.episodes", "1", "--no-video"),
+]
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_path, start):
+def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_path):
     run_dir = tmp_path / "run"
-    more = ("--launch", "processes", "--actors", "2", "--replay-shards", "2")
-    process = start(run_dir, "--steps", "1000000", *more)
-    wait_for_checkpoints(run_dir, process)
-    for child in psutil.Process(forked.program(process)).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
-            if "replay/0" in child.cmdline():
-                child.kill()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As in a user's shell.
+    command = [*forked.python(), *COMMAND, "--run-dir", str(run_dir), "--steps", "1000000"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+    def wait_for(find):
+        """Waits until `find` finds something while the command runs."""
+        found = wait_until(lambda: process.poll() is not None or find(), 240, pause=0.1)
+        assert process.poll() is None, process.stdout.read()
+        return found
+
+    def checkpoint(counter, above=0):
+        """The progress of the newest checkpoint, if this counter is above a number."""
+        try:
+            progress = latest_progress(run_dir)
+        except (AttributeError, FileNotFoundError):
+            return None  # There is none yet, or it was replaced while being read.
+        return progress if progress[counter] > above else None
 
     def faults():
         return events.faults(events.read(run_dir))
 
-    def both_actors():
-        actors = set(read_metrics(run_dir, "actor").get("actor", ()))
-        return actors if len(actors) == 2 else None
+    def column(node, name):
+        return read_metrics(run_dir, node).get(name, ())
 
-    (fault,) = wait_until(faults, process)
-    assert (fault.node, fault.event) == ("replay/0", "restarted") and "died" in fault.detail.lower()
-    steps = wait_for_checkpoints(run_dir, process)["learner_steps"]
-    wait_for_checkpoints(run_dir, process, "learner_steps", above=steps + 100)
-    assert wait_until(both_actors, process) == {0.0, 1.0}
-
-    def enough_rows():  # With fewer, no goodput is printed.
-        return len(read_metrics(run_dir, "learner").get("learner_steps", ())) >= 4
-
-    wait_until(enough_rows, process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    try:
+        wait_for(lambda: checkpoint("environment_steps"))
+        for child in psutil.Process(forked.program(process)).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
+                if "replay/0" in child.cmdline():
+                    child.kill()
+        (fault,) = wait_for(faults)
+        assert (fault.node, fault.event) == ("replay/0", "restarted")
+        assert "died" in fault.detail.lower()
+        steps = wait_for(lambda: checkpoint("environment_steps"))["learner_steps"]
+        wait_for(lambda: checkpoint("learner_steps", above=steps + 100))
+        wait_for(lambda: set(column("actor", "actor")) == {0.0, 1.0})
+        # With fewer rows, no goodput is printed.
+        wait_for(lambda: len(column("learner", "learner_steps")) >= 4)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 130 and "stopped and saved" in output, output
     assert "replay/0 is up again" in output
     assert "goodput " in output and ": the learner made no progress for " in output
