@@ -99,7 +99,8 @@ def ended_early(tmp_path_factory):
     for name, fault in FAULTS.items():
         files = {"test_a.py": WAITING + fault, "test_b.py": NEIGHBOUR}
         folder = tmp_path_factory.mktemp(name)
-        runs[name] = Scratch(folder, files, "--workers", "2")
+        # The neighbour's child stays.
+        runs[name] = Scratch(folder, files, "--workers", "2", "--grace", "1")
     yield runs
     for run in runs.values():
         run.kill()
