@@ -276,10 +276,7 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "cartpole:swinup",
-            "got 'cartpole:swinup'.*; did you mean cartpole:swingup or .* the tasks",
-        ),
+        ("cartpole:swinup", "got 'cartpole:swinup'.*; did you mean cartpole:swingup or .* tasks"),
         (
             "cartpole",
             r"^expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', "

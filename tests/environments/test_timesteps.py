@@ -81,11 +81,7 @@ RETURN = r"return it as in observation_spec\(\)"
         ({"discount": 1.5}, "discount", "a number from 0 to 1, got 1.5; return 0 at a term"),
         ({"discount": None}, "discount", "a number, got None; return one number"),
         (_position(np.array([[0, 1], [np.nan, 2]])), "observation 'position'", "finite .* got nan"),
-        (
-            {"observation": {"position": np.zeros((2, 2)), "speed": np.inf}},
-            "observation 'speed'",
-            "",
-        ),
+        ({"observation": {"position": np.eye(2), "speed": np.inf}}, "observation 'speed'", ""),
         # It would be broadcast.
         (_position(np.zeros((2, 1))), "observation 'position'", f"numbers of .* got .*; {RETURN}"),
         (_position(None), "observation 'position'", "numbers of .* got None; ret"),

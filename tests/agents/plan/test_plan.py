@@ -251,15 +251,8 @@ def test_everything_is_measured(tmp_path, monkeypatch, capsys):
 def test_frames_are_measured_too(tmp_path, monkeypatch, capsys):
     """Their items are longer than the episodes, of 10 actions: windows end in the middle of one."""
     monkeypatch.chdir(tmp_path)
-    frames = (
-        "--pixels",
-        "--frame.height",
-        "24",
-        "--frame.width",
-        "24",
-        "--agent.feature-size",
-        "4",
-    )
+    frames = ("--pixels", "--frame.height", "24", "--frame.width", "24")
+    frames += ("--agent.feature-size", "4")
     sizes = ("--agent.policy-layers", "6", "--agent.critic-layers", "7", "--agent.frame-stack", "2")
     replay = ("--agent.n-step", "1", "--agent.replay.transitions-per-item", "16")
     small = ("--agent.global-batch-size", "8", "--measure-seconds", "1", "--parts", "p.json")
