@@ -1,8 +1,9 @@
-"""Transitions that are the same every time, for comparing learners."""
+"""Transitions and weights that are the same every time, and the specs of small environments."""
 
 import numpy as np
 from acme import specs, types
 
+from agents.learning.weights import copy_variables
 from agents.replay.transitions import Sample
 
 OBSERVATION, ACTION = 3, 2
@@ -11,13 +12,23 @@ OBSERVATION, ACTION = 3, 2
 def make_spec(
     observation=OBSERVATION, action=ACTION, rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)
 ):
-    """The spec of an environment with these sizes of observations and actions."""
-    return specs.EnvironmentSpec(
-        observations=specs.Array((observation,), np.float32),
-        actions=specs.BoundedArray((action,), np.float32, -1.0, 1.0),
-        rewards=rewards,
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+    """The spec of an environment with these observations and actions, or these numbers of them."""
+    if isinstance(observation, int):
+        observation = specs.Array((observation,), np.float32)
+    if isinstance(action, int):
+        action = specs.BoundedArray((action,), np.float32, -1.0, 1.0)
+    discounts = specs.BoundedArray((), np.float32, 0.0, 1.0)
+    return specs.EnvironmentSpec(observation, action, rewards, discounts)
+
+
+class Weights:
+    """Serves weights of an agent that do not change."""
+
+    def __init__(self, agent):
+        self._networks = agent.make_acting_networks()
+
+    def get_variables(self, names):
+        return copy_variables(self._networks, names)
 
 
 def make_samples(count, min_reward=0.0, max_reward=5.0, extras=(), num_actions=None):

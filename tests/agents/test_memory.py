@@ -27,6 +27,7 @@ from agents.runs.options import AgentOptions
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.actor_critic_reference import batches
 from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
+from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll
 from tests.environments.memory_fakes import LENGTH
 
@@ -45,15 +46,9 @@ VALID = np.array(
 )
 
 
-def make_spec(is_discrete=True, size=2, pixels=False):
-    actions = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
-    frames = specs.BoundedArray((24, 24, 3), np.uint8, 0, 255)
-    return specs.EnvironmentSpec(
-        frames if pixels else specs.Array((size,), np.float32),
-        specs.DiscreteArray(2, np.int32) if is_discrete else actions,
-        specs.BoundedArray((), np.float32, -1.0, 2.0),
-        specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+def spec_of(is_discrete=True, observation=2):
+    actions = specs.DiscreteArray(2, np.int32) if is_discrete else 2
+    return make_spec(observation, actions, specs.BoundedArray((), np.float32, -1.0, 2.0))
 
 
 def make_windows(seed=0, valid=VALID, is_discrete=True, observation=None):
@@ -211,7 +206,7 @@ def test_dqn_trains_on_windows_as_in_numpy(name):
             priority_exponent=0.6, importance_exponent_start=0.7, importance_exponent_end=0.7
         ),
     )
-    agent = COMMANDS["dqn"].make_agent(config, make_spec())
+    agent = COMMANDS["dqn"].make_agent(config, spec_of())
     batches = [make_windows(seed) for seed in range(3)]
     samples = tf.nest.map_structure(lambda *x: np.concatenate(x), *batches)
     module, step = replicated(agent, name, samples)
@@ -270,7 +265,7 @@ D4PG = D4PGConfig(
 def test_d4pg_trains_on_windows_as_on_transitions_between_their_features():
     samples = make_windows(valid=np.ones([BATCH, L]), is_discrete=False)
     window = samples.transition
-    start, trained, figures = d4pg_after(D4PG, make_spec(is_discrete=False), samples)
+    start, trained, figures = d4pg_after(D4PG, spec_of(is_discrete=False), samples)
     features = window_features(start, "encoder", window).astype(np.float32)
     b, t, r, d, k = map(np.array, zip(*places(window), strict=True))
     o_tm1, o_t = (features[b, at - BURN_IN] for at in (t, k))
@@ -281,7 +276,7 @@ def test_d4pg_trains_on_windows_as_on_transitions_between_their_features():
     ones = np.ones(count)
     rows = Sample(np.arange(count, dtype=np.uint64), ones, ones.astype(int), transitions)
     config = dataclasses.replace(D4PG, memory=MemoryConfig(), global_batch_size=count)
-    agent = COMMANDS["d4pg"].make_agent(config, make_spec(False, 2 * UNITS))
+    agent = COMMANDS["d4pg"].make_agent(config, spec_of(False, 2 * UNITS))
     module = agent.make_module(rr.make("single_device"), total_steps=100)
     for networks in (module.online, module.target):
         for name in ("policy", "critic"):
@@ -312,7 +307,7 @@ def test_what_is_not_valid_trains_nothing(monkeypatch):
     found = []
     for observation in (window.observation, changed, changed + 1.0):
         other = make_windows(is_discrete=False, observation=observation)
-        found.append(d4pg_after(D4PG, make_spec(is_discrete=False), other))
+        found.append(d4pg_after(D4PG, spec_of(is_discrete=False), other))
     (_, expected, figures), (_, same, others), (*_, different) = found
     for path, array in expected.items():
         np.testing.assert_allclose(same[path], array, rtol=1e-5, atol=1e-6, err_msg=path)
@@ -344,7 +339,7 @@ def test_agents_from_pixels_and_vectors_train_on_windows():
     """The first layers change by gradients through the core."""
     changes = {"discount": 0.9, "precision": "float32", "critic_layers": (4,), "n_step": N_STEP}
     config = PixelDQNConfig(memory=MEMORY, global_batch_size=BATCH, feature_size=4, **changes)
-    spec = make_spec(pixels=True)
+    spec = spec_of(observation=specs.BoundedArray((24, 24, 3), np.uint8, 0, 255))
     observations = {"pixels": spec.observations, "vector": specs.Array((3,), np.float32)}
     agent = COMMANDS["dqn"].make_agent(
         dataclasses.replace(config, encoder="small"), spec._replace(observations=observations)
@@ -362,7 +357,7 @@ def test_agents_from_pixels_and_vectors_train_on_windows():
 def test_values_are_rescaled_as_in_r2d2():
     """h(3) = 2 - 1 + 0.003; the target of a return R + d x with x = 3."""
     agent = COMMANDS["dqn"].make_agent(
-        DQNConfig(critic_loss="squared", value_rescaling=True), make_spec()
+        DQNConfig(critic_loss="squared", value_rescaling=True), spec_of()
     )
     values, h_3 = agent.make_values(), tf.constant([[1.003]])
     np.testing.assert_allclose(values.mean(h_3), [3.0], rtol=1e-5)

@@ -9,7 +9,6 @@ from acme import specs
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.config import OffPolicyConfig
-from agents.learning.weights import copy_variables
 from agents.networks.actor_critic import ScalarCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.agent import SAC
@@ -17,7 +16,7 @@ from agents.sac.config import SACConfig
 from agents.td3.agent import TD3
 from agents.td3.config import PixelTD3Config, TD3Config
 from rl_replicator.errors import ConfigError
-from tests.agents.fixed_samples import make_spec
+from tests.agents.fixed_samples import Weights, make_spec
 
 SMALL = {"policy_layers": (4,), "critic_layers": (4,)}
 
@@ -205,19 +204,11 @@ class Far(TD3):
         return lambda action: (action + 3.0, ())
 
 
-class Source:
-    def __init__(self, agent):
-        self._networks = agent.make_acting_networks()
-
-    def get_variables(self, names):
-        return copy_variables(self._networks, names)
-
-
 def test_an_exploration_of_an_agents_own():
     def actions_of(kind):
         agent = kind(TD3Config(**SMALL), make_spec())
         context = ExplorationContext(np.random.default_rng(0))
-        actor = agent.make_actor(Source(agent), [None], [context])
+        actor = agent.make_actor(Weights(agent), [None], [context])
         return actor.select_actions([np.zeros(3, np.float32)])
 
     np.testing.assert_array_equal(actions_of(Far), [[1.0, 1.0]])

@@ -21,8 +21,7 @@ from agents.replay.table import TABLE
 from rl_replicator.errors import ConfigError
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
-from tests.agents.fixed_samples import make_spec
-from tests.agents.nodes.test_actor import Weights
+from tests.agents.fixed_samples import Weights, make_spec
 
 SIGMA = 0.25
 CONFIG = D4PGConfig(

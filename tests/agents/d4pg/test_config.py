@@ -8,6 +8,7 @@ from agents.config import resolved
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
 from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_spec
 
 
 def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
@@ -27,12 +28,7 @@ def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
         asked = PixelD4PGConfig(precision="float32")
         assert resolved(asked, stored, 8).precision == "float32"
     frames = specs.BoundedArray((64, 64, 3), np.uint8, 0, 255)
-    spec = specs.EnvironmentSpec(
-        observations=frames,
-        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+    spec = make_spec(frames)
     assert D4PG(resolved(open_config, {}, 8), spec).discount == found[8]
     with pytest.raises(ConfigError, match='expected a number, got "auto", which a run replaces'):
         D4PG(open_config, spec)
@@ -44,11 +40,6 @@ def test_the_discount_from_pixels_is_that_of_as_many_simulator_steps():
 )
 def test_the_support_holds_the_returns_of_episodes_that_end_soon(rewards, support):
     """The last step's return is one reward, outside the range of sums over endless episodes."""
-    spec = specs.EnvironmentSpec(
-        observations=specs.Array((3,), np.float32),
-        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-        rewards=specs.BoundedArray((), np.float32, *rewards),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+    spec = make_spec(rewards=specs.BoundedArray((), np.float32, *rewards))
     atoms = D4PG(D4PGConfig(discount=0.99), spec).value_range.atoms()
     assert (atoms[0], atoms[-1]) == pytest.approx(support, rel=1e-4)

@@ -15,15 +15,11 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
 from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_spec
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 SIZE, BATCH, STEPS = 24, 8, 6
-SPEC = specs.EnvironmentSpec(
-    observations=specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255),
-    actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
+SPEC = make_spec(specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255))
 SMALL = PixelD4PGConfig(
     discount=0.97,
     policy_layers=(16,),

@@ -49,12 +49,8 @@ CASES = {
 
 
 def spec_of(observations):
-    return specs.EnvironmentSpec(
-        observations=observations,
-        actions=specs.DiscreteArray(NUM_ACTIONS, np.int32),
-        rewards=specs.Array((), np.float32),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+    actions = specs.DiscreteArray(NUM_ACTIONS, np.int32)
+    return fixed_samples.make_spec(observations, actions, specs.Array((), np.float32))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,6 +17,7 @@ from agents.replay.unrolls import Unroll
 from environments.flat import MaskedArray
 from tests.agents import actor_critic_reference as reference
 from tests.agents.d4pg.numpy_step import clip_together
+from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll as remember
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
@@ -180,16 +181,11 @@ class NumpyImpala:
 def test_every_variable_is_that_of_the_reference_after_every_step(case):
     replicator_name, is_discrete, changes = CASES[case]
     config = dataclasses.replace(CONFIG, **changes)
-    spec = specs.EnvironmentSpec(
-        observations=MaskedArray(SIZE + NUM_ACTIONS, NUM_ACTIONS)
-        if is_discrete
-        else specs.Array((SIZE,), np.float32),
-        actions=specs.DiscreteArray(NUM_ACTIONS, np.int32)
-        if is_discrete
-        else specs.BoundedArray((NUM_ACTIONS,), np.float32, -1.0, 1.0),
-        rewards=specs.Array((), np.float32),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
+    spaces = (SIZE, NUM_ACTIONS)
+    if is_discrete:
+        masked = MaskedArray(SIZE + NUM_ACTIONS, NUM_ACTIONS)
+        spaces = (masked, specs.DiscreteArray(NUM_ACTIONS, np.int32))
+    spec = make_spec(*spaces, specs.Array((), np.float32))
     agent, replicator = Impala(config, spec), rr.make(replicator_name)
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)

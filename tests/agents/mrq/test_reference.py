@@ -51,11 +51,10 @@ CASES = {
     "continuous": ("single_device", fixed_samples.make_spec(), 0, 0.8),
     "discrete with a mask, two replicas": (
         "multi_device:2",
-        specs.EnvironmentSpec(
-            observations=MaskedArray(fixed_samples.OBSERVATION + NUM_ACTIONS, NUM_ACTIONS),
-            actions=specs.DiscreteArray(NUM_ACTIONS, np.int32),
-            rewards=specs.Array((), np.float32),
-            discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+        fixed_samples.make_spec(
+            MaskedArray(fixed_samples.OBSERVATION + NUM_ACTIONS, NUM_ACTIONS),
+            specs.DiscreteArray(NUM_ACTIONS, np.int32),
+            specs.Array((), np.float32),
         ),
         NUM_ACTIONS,
         1.0,

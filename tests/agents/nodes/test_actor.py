@@ -14,7 +14,6 @@ import launchpad as lp
 from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.weights import copy_variables
 from agents.nodes import actor as actor_node
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import Counter
@@ -23,22 +22,13 @@ from agents.replay.transitions import TransitionLayout
 from agents.task import Task
 from environments.fakes import TargetMatching
 from rl_replicator.runs.metrics import read_metrics
+from tests.agents.fixed_samples import Weights
 from tests.agents.nodes.plans import TARGET, make_plan
 from tests.agents.replay.queue_table import make_table
 from tests.waiting import wait_until
 
 # The tests count single transitions.
 CONFIG = one_by_one(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1))
-
-
-class Weights:
-    """Serves weights that do not change."""
-
-    def __init__(self, agent):
-        self._networks = agent.make_acting_networks()
-
-    def get_variables(self, names):
-        return copy_variables(self._networks, names)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from acme import specs
 
 from agents.replay.frames import FrameLayout
 from agents.replay.transitions import TransitionLayout
+from tests.agents.fixed_samples import make_spec
 from tests.agents.replay.queue_table import make_adder
 
 EXTRAS = {
@@ -19,12 +20,7 @@ STATE, FRAME = specs.Array((2,), np.float32), specs.Array((4, 4, 3), np.uint8)
 
 
 def make_layout(observations):
-    spec = specs.EnvironmentSpec(
-        observations=observations,
-        actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-        rewards=specs.Array((), np.float32),
-        discounts=specs.Array((), np.float32),
-    )
+    spec = make_spec(observations, 1)
     if observations is STATE:
         return TransitionLayout(spec, EXTRAS)
     return FrameLayout(spec, 2, 2, 1, EXTRAS)

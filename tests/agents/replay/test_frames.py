@@ -7,15 +7,11 @@ import reverb
 from acme import specs
 
 from agents.replay.frames import FrameLayout
+from tests.agents.fixed_samples import make_spec
 from tests.agents.replay.queue_table import make_adder, make_table
 
 SHAPE = (6, 5, 3)
-SPEC = specs.EnvironmentSpec(
-    observations=specs.BoundedArray(SHAPE, np.uint8, 0, 255),
-    actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-    rewards=specs.Array((), np.float32),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
+SPEC = make_spec(specs.BoundedArray(SHAPE, np.uint8, 0, 255))
 
 
 def test_frames_of_another_kind_are_named():

@@ -33,13 +33,8 @@ WINDOWS = [
 
 
 def make_layout(shape, sequences, is_discrete=False, see=lambda frame: frame):
-    continuous = make_spec(3, 2)
-    spec = specs.EnvironmentSpec(
-        see(specs.Array(shape, np.float32 if shape == VECTOR else np.uint8)),
-        NUMBER if is_discrete else continuous.actions,
-        continuous.rewards,
-        continuous.discounts,
-    )
+    observation = see(specs.Array(shape, np.float32 if shape == VECTOR else np.uint8))
+    spec = make_spec(observation, NUMBER if is_discrete else 2)
     if shape == VECTOR:
         return SequenceLayout(spec, sequences, EXTRAS)
     return FrameSequenceLayout(spec, sequences, STACK, 4, EXTRAS)
