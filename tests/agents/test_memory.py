@@ -424,10 +424,10 @@ def test_a_continued_run_goes_on_bit_for_bit(tmp_path):
     """It stops within an episode, whose states were made by several sets of weights."""
     found = []
     memory = MemoryConfig("gru", 16, trained_steps=2, overlap=1, burn_in=1)  # Stored states matter.
-    agent = dataclasses.replace(small("d4pg", "gru"), memory=memory)
+    agent = dataclasses.replace(small("dqn", "gru"), memory=memory)
     for folder, ends in (("whole", [360]), ("part", [303, 360])):
         for end in ends:
-            run("d4pg", "gru", tmp_path / folder, end, agent=agent)
+            run("dqn", "gru", tmp_path / folder, end, agent=agent)
         found.append(load_policy(tmp_path / folder).weights.get_variables(["encoder", "policy"]))
     for path, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][path], err_msg=path)
