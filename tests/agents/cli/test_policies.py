@@ -12,7 +12,6 @@ import imageio.v2 as iio_v2
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from dm_env import specs
 
 import environments
 from agents import d4pg
@@ -252,17 +251,6 @@ def test_an_exported_policy_has_no_best_checkpoint(folder):
     path, _ = folder
     with pytest.raises(UsageError, match=r"--best: expected a run directory with it, got .*; leav"):
         policies.play([str(path), "--best"])
-
-
-def test_actions_are_mapped_from_the_own_range():
-    """From [1, 5] to [-1, 1]."""
-
-    class Constant:
-        def act(self, observation):
-            return np.array([1.0, 4.0])
-
-    actor = exported.ExportedActor(Constant(), specs.BoundedArray((2,), float, 1.0, [5.0, 5.0]))
-    np.testing.assert_allclose(actor.select_action(np.zeros(1)), [-1.0, 0.5])
 
 
 def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys):
