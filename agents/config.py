@@ -302,8 +302,6 @@ class EncoderSettings(Settings):
     normalize_observations: bool = False
     """Scale each number of `--frame.state` to mean 0 and variance 1, over all batches. Frames are
     scaled by a constant."""
-    torso: str = "mlp"
-    """Hidden layers of policy and critic; from pixels only `mlp`."""
     frame_stack: int = 3
     """Frames in an observation."""
     encoder: str = "small"
@@ -320,7 +318,6 @@ class EncoderSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(self.torso == "mlp", "torso", "mlp from pixels")
         self.check_at_least(1, "frame_stack", "feature_size")
         self.check_at_least(0, "max_shift")
 

@@ -35,8 +35,9 @@ from agents.networks.actor_critic import (
     TwinCritic,
     inverting_tanh,
 )
+from agents.networks.mlp import MakeTorso
 from agents.networks.recurrent import RecurrentEncoder
-from agents.networks.torsos import CriticTorso, find_torso, to_unit_length
+from agents.networks.torsos import CriticTorso, behind_projection, find_torso, to_unit_length
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder, ReturnAdder
@@ -185,7 +186,7 @@ class PolicyAgent(abc.ABC):
         layers = self.after_encoder(config.policy_layers)
         squash = inverting_tanh if config.squash_gradient == "inverting" else tf.tanh
         num_actions = self.environment_spec.actions.shape[0]
-        return DeterministicPolicy(layers, num_actions, squash, find_torso(config.torso), name)
+        return DeterministicPolicy(layers, num_actions, squash, self.make_torso, name)
 
     def after_encoder(self, layers: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the sizes of layers that follow the encoder; from pixels, a projection is first.
@@ -195,6 +196,12 @@ class PolicyAgent(abc.ABC):
         """
         feature_size = self.observations.feature_size
         return layers if feature_size is None else (feature_size, *layers)
+
+    @property
+    def make_torso(self) -> MakeTorso:
+        """Makes the hidden layers of `after_encoder`, given their sizes and a name."""
+        torso = find_torso(self.config.torso)
+        return torso if self.observations.feature_size is None else behind_projection(torso)
 
     def make_critic_torso(self) -> CriticTorso:
         """Makes a critic except for its last layer: ([B, F], [B, A]) -> [B, H]."""

@@ -10,7 +10,6 @@ from agents.agent import ExplorationContext
 from agents.crr.learner import CRRLearner
 from agents.crr.networks import Mixture, MixturePolicy, most_probable
 from agents.d4pg.agent import D4PG
-from agents.networks.torsos import find_torso
 
 
 class CRR(D4PG):
@@ -24,8 +23,7 @@ class CRR(D4PG):
         config = self.config
         layers = self.after_encoder(config.policy_layers)
         num_actions = self.environment_spec.actions.shape[0]
-        torso = find_torso(config.torso)
-        return MixturePolicy(layers, num_actions, config.num_components, torso, name)
+        return MixturePolicy(layers, num_actions, config.num_components, self.make_torso, name)
 
     def greedy_action(self, outputs: Mixture) -> tf.Tensor:
         """Returns the mean of the most probable component: [B, A]."""

@@ -1,5 +1,6 @@
 """DQN: its networks and its learner, on top of the parts that off-policy agents share."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,10 +70,12 @@ class DQN(OffPolicyAgent):
         """Makes an unbuilt network: [B, F] features -> [B, A, Z] outputs."""
         config = self.config
         layers = self.after_encoder(config.critic_layers)
-        make = DuellingNetwork if config.duelling else PlainNetwork
+        make: Callable = PlainNetwork
+        if config.duelling:
+            make = functools.partial(DuellingNetwork, make_stream=find_torso(config.torso))
         num_actions = self.environment_spec.actions.num_values
         initial_outputs = self.make_values().initial_outputs
-        return make(layers, num_actions, initial_outputs, find_torso(config.torso), name)
+        return make(layers, num_actions, initial_outputs, self.make_torso, name)
 
     def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
         """Returns the values of the actions, [B, A]; minus infinity for illegal ones."""

@@ -81,14 +81,16 @@ class DuellingNetwork(snt.Module):
         initial_outputs: np.ndarray,
         make_torso: MakeTorso,
         name: str = "policy",
+        *,
+        make_stream: MakeTorso,
     ):
-        """Makes the layers; see `PlainNetwork`."""
+        """Makes the layers; see `PlainNetwork`. `make_stream` makes the last one of a stream."""
         super().__init__(name=name)
         shared, last = layer_sizes[:-1], layer_sizes[-1:]
         self._torso = make_torso(shared, "torso") if shared else None
         zeros = np.zeros_like(initial_outputs)
-        self._value = PlainNetwork(last, 1, initial_outputs, make_torso, "value")
-        self._advantage = PlainNetwork(last, num_actions, zeros, make_torso, "advantage")
+        self._value = PlainNetwork(last, 1, initial_outputs, make_stream, "value")
+        self._advantage = PlainNetwork(last, num_actions, zeros, make_stream, "advantage")
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, A, Z] float32."""

@@ -19,7 +19,6 @@ from agents.impala.actions import Actions, CategoricalActions, GaussianActions
 from agents.impala.learner import Clock, ImpalaLearner
 from agents.learning.replay_learner import ReplayLearner
 from agents.networks.actor_critic import ActorCritic, HeadedNetwork
-from agents.networks.torsos import find_torso
 from agents.off_policy_agent import PolicyAgent
 from agents.replay.local import LocalTable
 from agents.replay.queue import make_input_fn, make_queue
@@ -64,8 +63,8 @@ class Impala(PolicyAgent):
 
     def make_policy(self, name: str) -> snt.Module:
         """See `PolicyAgent`; the outputs are parameters of a distribution."""
-        layers, torso = self.after_encoder(self.config.policy_layers), self.config.torso
-        return self.actions.make_policy(layers, find_torso(torso), name)
+        layers = self.after_encoder(self.config.policy_layers)
+        return self.actions.make_policy(layers, self.make_torso, name)
 
     def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
         """See `PolicyAgent`: parameters of a distribution over legal actions."""
@@ -172,7 +171,7 @@ class Impala(PolicyAgent):
         return ActorCritic(
             self.make_encoder(f"{prefix}encoder"),
             self.make_policy(f"{prefix}policy"),
-            HeadedNetwork(layers, 1, find_torso(self.config.torso), f"{prefix}critic"),
+            HeadedNetwork(layers, 1, self.make_torso, f"{prefix}critic"),
         )
 
     def _num_steps(self, total_agent_steps: int) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -146,6 +147,38 @@ def find_torso(name: str) -> MakeTorso:
     return find_part(name, TORSOS, _OPTION)
 
 
+class ProjectedTorso(snt.Module):
+    """A torso after a projection with LayerNorm and tanh: [B, N] -> [B, H] float32.
+
+    For the thousands of features of a convolutional encoder.
+    """
+
+    def __init__(self, make_torso: MakeTorso, layer_sizes: Sequence[int], name: str):
+        """Makes the layers.
+
+        Args:
+          make_torso: makes what follows the projection.
+          layer_sizes: units of the projection, then of each layer of the torso.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        size, *others = layer_sizes
+        with tf.name_scope("projection"):  # The torso has layers of these names, too.
+            self._projection = layer_norm_mlp([size], "projection")
+        self._torso = make_torso(others, "torso")
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, H] float32."""
+        return hidden(self._torso, self._projection(features))
+
+
+def behind_projection(make_torso: MakeTorso) -> MakeTorso:
+    """Returns a function that makes a torso of which the first size is that of a projection."""
+    if make_torso is layer_norm_mlp:  # Its first layer is one.
+        return make_torso
+    return functools.partial(ProjectedTorso, make_torso)
+
+
 def hidden(torso: snt.Module, features: tf.Tensor) -> tf.Tensor:
     """Calls a torso, which may be user-defined: [B, N] float32 -> [B, H] float32.
 
@@ -225,7 +258,7 @@ class CriticTorso(snt.Module):
         Args:
           layer_sizes: units of each hidden layer, at least one.
           feature_size: units of the trunk; None for no trunk.
-          make_torso: makes the hidden layers if there is no trunk.
+          make_torso: makes the hidden layers.
           name: name of the module.
         """
         super().__init__(name=name)
@@ -233,9 +266,12 @@ class CriticTorso(snt.Module):
             self._trunk: Callable = tf.identity
             self._torso = make_torso(layer_sizes, "mlp")
         else:
-            self._trunk = layer_norm_mlp([feature_size], "trunk")
-            self._torso = snt.nets.MLP(
-                layer_sizes, activation=tf.nn.elu, activate_final=True, name="mlp"
+            with tf.name_scope("trunk"):  # The torso has layers of these names, too.
+                self._trunk = layer_norm_mlp([feature_size], "trunk")
+            self._torso = (
+                snt.nets.MLP(layer_sizes, activation=tf.nn.elu, activate_final=True, name="mlp")
+                if make_torso is layer_norm_mlp  # The trunk is its first layer.
+                else make_torso(layer_sizes, "mlp")
             )
 
     def __call__(self, features: tf.Tensor, action: tf.Tensor) -> tf.Tensor:

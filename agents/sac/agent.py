@@ -10,7 +10,6 @@ import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.learning.losses import TDLoss, find_td_loss
 from agents.networks.actor_critic import Gaussian, GaussianPolicy
-from agents.networks.torsos import find_torso
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.learner import SACLearner, Target
 
@@ -33,7 +32,7 @@ class SAC(OffPolicyAgent):
         """See `OffPolicyAgent`; the outputs are a `Gaussian`."""
         layers = self.after_encoder(self.config.policy_layers)
         num_actions = self.environment_spec.actions.shape[0]
-        return GaussianPolicy(layers, num_actions, find_torso(self.config.torso), name)
+        return GaussianPolicy(layers, num_actions, self.make_torso, name)
 
     def greedy_action(self, outputs: Gaussian) -> tf.Tensor:
         """Returns the mode of the Gaussian, squashed: [B, A]."""

@@ -233,9 +233,17 @@ def test_replicas_and_meshes_train_as_one_device_does(name, other, source, monke
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "pair"), [("d4pg", {"num_critics": 2}), ("td3", {}), ("sac", {})])
-def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, pair):
-    agent = small_agent(name, "state", torso="xqc", policy_average=1, **pair)
+@pytest.mark.parametrize(
+    ("name", "source", "pair"),
+    [
+        ("d4pg", "state", {"num_critics": 2}),
+        ("d4pg", "pixels", {}),
+        ("td3", "state", {}),
+        ("sac", "state", {}),
+    ],
+)
+def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, source, pair):
+    agent = small_agent(name, source, torso="xqc", policy_average=1, **pair)
     module, _ = train(agent, "single_device")
     if name == "td3":  # Delayed updates: its replicas exchange statistics in all steps.
         check_equal(module, train(agent, "multi_device:2")[0])
@@ -245,6 +253,17 @@ def test_batch_norm_is_that_of_all_replicas_and_weights_have_unit_length(name, p
             np.testing.assert_allclose(np.linalg.norm(array, axis=0), 1, rtol=1e-5, err_msg=path)
         if path.endswith("/average") and "variance" in path:
             assert np.abs(array - 1).max() > 1e-3, path
+
+
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"mrq", "mrq discrete"}))
+def test_the_torso_from_pixels_follows_a_projection_of_the_features(name):
+    agent = small_agent(name, "pixels", torso="simba", policy_layers=(8, 8), critic_layers=(8, 8))
+    policy = agent.make_acting_networks()["policy"]
+    size = agent.config.feature_size
+    kernels = {v.name: v.shape for v in policy.trainable_variables if v.name.endswith("/w:0")}
+    assert [shape[1] for name, shape in kernels.items() if "projection/" in name] == [size]
+    assert any(shape == (size, 8) for shape in kernels.values())
+    assert sum("/block_" in name for name in kernels) >= 2
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -54,9 +54,14 @@ def test_residual_blocks_add_to_the_features():
     assert len(weights) == len(torso.variables)  # Actors match them by path.
 
 
-def test_a_critic_takes_the_torso_that_is_named():
-    torso = CriticTorso((4, 4), make_torso=find_torso("simba"))
-    assert torso(tf.zeros([2, 3]), tf.zeros([2, 1])).shape == (2, 4)
+@pytest.mark.parametrize("feature_size", [None, 5])
+def test_a_critic_takes_the_torso_that_is_named(feature_size):
+    critic = CriticTorso((4, 4), feature_size, find_torso("simba"))
+    assert critic(tf.zeros([2, 3]), tf.zeros([2, 1])).shape == (2, 4)
+    names = [variable.name for variable in critic.variables]
+    assert sum("block_1/" in name for name in names) == 6  # The second block of two, whole.
+    assert any(v.shape == (6, 4) for v in critic.variables) == (feature_size is not None)
+    assert len({*names}) == len(names)  # Weights are copied by name.
     with pytest.raises(ConfigError, match=r"--agent\.torso: expected mlp, simba, xqc or .* 'mpl'"):
         find_torso("mpl")
 
