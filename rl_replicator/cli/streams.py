@@ -20,7 +20,8 @@ _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
 _NOTE = (
     r"^(\[[a-z_]+/[0-9]+\] )?"
     r"(\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
-    r"(Initializing|Loading latest|Started|Shutting|Stored|Sampler and server)"
+    r"(Initializing|Loading|Metadata for|Still reading|Completed reading|Successfully|"
+    r"Table [a-z_]+ and [0-9]+ items|Started|Shutting|Stored|Sampler and server)"
     r"|W[0-9]{4} .* op_level_cost_estimator\.cc:[0-9]+\] Error in PredictCost)"
 )
 
