@@ -115,13 +115,6 @@ class ExceptionRecord:
             ),
         )
 
-    @classmethod
-    def of_stuck(cls, error: Exception, stuck_secs: float) -> ExceptionRecord:
-        """Records the death of a process that was ended because its code was stuck."""
-        return dataclasses.replace(
-            cls.of(error), type_name=PROCESS_DIED, traceback_text="", stuck_secs=stuck_secs
-        )
-
     @property
     def lines_below(self) -> str:
         """The traceback, as lines to put below a message; empty if there is none."""

@@ -53,32 +53,6 @@ class ProgramInfo:
     owners: Mapping[str, str]
 
 
-def _ignore(*args: Any) -> None:
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Callbacks:
-    """How a runtime communicates with its engine; by default, it does not.
-
-    Attributes:
-      publish: (address key, address): announce the address to all nodes.
-      set_state: (state): report the node's state to the supervisor.
-      request_stop: () -> None: request that the whole program stops.
-      interrupt: () -> None: raise SystemExit in the node's main thread, unless the node is no
-        longer active when that becomes possible.
-      give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
-      tell_failure: (error) -> None: report the error with which the node is about to fail.
-    """
-
-    publish: Callable[[str, str], object] = _ignore
-    set_state: Callable[[str], object] = _ignore
-    request_stop: Callable[[], object] = _ignore
-    interrupt: Callable[[], object] = _ignore
-    give_up: Callable[[Exception, float], object] = _ignore
-    tell_failure: Callable[[BaseException], object] = _ignore
-
-
 # States of a node, in order. A node in a PASSIVE state has no work of its own to do.
 STARTING, RUNNING, SERVING, FINISHED, ENDED = "starting", "running", "serving", "finished", "ended"
 STATES = (STARTING, RUNNING, SERVING, FINISHED, ENDED)
@@ -93,6 +67,9 @@ class NodeRuntime:
       stop_event: Set when the program stops: the node should leave `run()`.
       release_event: Set when this node's server is no longer needed: it should stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
+      interrupt: Raises SystemExit in the node's main thread, unless the node is no longer active
+        when that becomes possible; does nothing until whoever runs the node sets it.
+      owned_keys: Keys of the addresses that the node serves.
       book: The addresses published so far, by key.
       published_keys: Keys of the addresses that this incarnation of the node has published.
     """
@@ -103,9 +80,19 @@ class NodeRuntime:
         index: int,
         info: ProgramInfo,
         book: dict[str, str],
-        callbacks: Callbacks,
+        tell: Callable[..., object],
         launch_config: Any = None,
     ):
+        """Makes the runtime of one incarnation of a node.
+
+        Args:
+          label: Group of the node.
+          index: Its index in the group.
+          info: What all nodes of the program share.
+          book: The published addresses, by key.
+          tell: Takes the name and the details of an event of the node; see `Supervisor.post`.
+          launch_config: The launch configuration of the group.
+        """
         self.is_node = True
         self.label = label
         self.index = index
@@ -116,7 +103,8 @@ class NodeRuntime:
         self.owned_keys: frozenset[str] = frozenset()
         self.published_keys: set[str] = set()
         self.launch_context = LaunchContext(info.launch_type, launch_config, self.stop)
-        self._callbacks = callbacks
+        self.interrupt: Callable[[], object] = lambda: None
+        self._tell = tell
         self._state = STARTING
         self.was_interrupted = False
         self._is_stop_aware = False
@@ -133,7 +121,7 @@ class NodeRuntime:
     def set_state(self, state: str) -> None:
         """Records the node's state and reports it to the supervisor."""
         self._state = state
-        self._callbacks.set_state(state)
+        self._tell("state", state)
 
     @property
     def is_active(self) -> bool:
@@ -154,16 +142,17 @@ class NodeRuntime:
         """Requests that the whole program stops; returns immediately."""
         del mark_as_completed  # Upstream's argument; it means nothing outside its cluster.
         self._called_stop = True
-        self._callbacks.request_stop()
+        self._tell("stop")
 
     def give_up(self, error: Exception, stuck_secs: float) -> None:
         """Ends this node, whose code is stuck; see `make_node_killer`."""
         if not self.stop_event.is_set():  # A shutdown has deadlines of its own.
-            self._callbacks.give_up(error, stuck_secs)
+            record = errors.ExceptionRecord.of(error)
+            self._tell("stuck", dataclasses.replace(record, stuck_secs=stuck_secs))
 
     def tell_failure(self, error: BaseException) -> None:
         """Reports the failure with which this node is about to end."""
-        self._callbacks.tell_failure(error)
+        self._tell("failing", errors.ExceptionRecord.of(error))
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         """Calls `handler` when the program stops; immediately if it is already stopping."""
@@ -214,7 +203,7 @@ class NodeRuntime:
         time.sleep(delay_secs)
         if self.is_active:
             self.was_interrupted = True
-            self._callbacks.interrupt()
+            self.interrupt()
 
     def notify_stop_in_thread(self) -> None:
         """Like `notify_stop`, but first makes this runtime the current one of a new thread."""
@@ -228,25 +217,18 @@ class NodeRuntime:
         for part in self._parts:
             part.release()
 
-    def make_part(
-        self, set_state: Callable[[str], object], interrupt: Callable[[], object]
-    ) -> NodeRuntime:
+    def make_part(self, set_state: Callable[[str], object]) -> NodeRuntime:
         """Returns the runtime of a node inside this one, which `add_part` then connects.
 
         Args:
-          set_state: See `Callbacks`.
-          interrupt: See `Callbacks`.
+          set_state: Takes the states of this part; all its other events are those of this node.
         """
-        callbacks = Callbacks(
-            publish=self.publish,
-            set_state=set_state,
-            request_stop=self.stop,
-            interrupt=interrupt,
-            give_up=self.give_up,
-            tell_failure=self.tell_failure,
-        )
+
+        def tell(kind: str, *details: Any) -> None:
+            set_state(*details) if kind == "state" else self._tell(kind, *details)
+
         config = self.launch_context.launch_config
-        part = NodeRuntime(self.label, self.index, self.info, self.book, callbacks, config)
+        part = NodeRuntime(self.label, self.index, self.info, self.book, tell, config)
         part.published_keys = self.published_keys
         return part
 
@@ -267,7 +249,7 @@ class NodeRuntime:
         """Publishes `address` ("host:port") as that of `key` to all nodes of the program."""
         self.published_keys.add(key)
         self.book[key] = address
-        self._callbacks.publish(key, address)
+        self._tell("publish", key, address)
 
     def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
         """Returns the address of `key`, waiting until its owner has published it.

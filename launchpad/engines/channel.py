@@ -179,7 +179,7 @@ class RemoteWorker(lp_member.Worker):
                 self._reader.join(_READ_SECS)
         if self._record is None and not self._has_finished:
             self._record = death
-        self._supervisor.post_ended(self, self._record)
+        self._supervisor.post(self, "ended", self._record)
 
     def _thread(self, target: Any, role: str, *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name=f"{self.name} {role}", daemon=True)
@@ -195,22 +195,19 @@ class RemoteWorker(lp_member.Worker):
     def _read(self) -> None:
         assert self._channel is not None
         while (message := self._channel.receive()) is not None:
-            kind, *details = message
             self._heard_at = time.monotonic()
-            if kind == "state":
-                self._has_finished |= details[0] == lp_runtime.FINISHED
-                self._supervisor.post_state(self, details[0])
-            elif kind == "publish":
-                self._supervisor.post_publish(self, *details)
-            elif kind == "stop":
-                self._supervisor.post_stop()
-            elif kind in ("failing", "failed"):
-                self._record = details[0]
-                self._supervisor.post_failing(self, details[0])
-                if kind == "failed":
-                    # It is treated as failed, and restarted, only when its process has ended, in
-                    # which a thread of the node may go on.
-                    self._thread(self._end_failed, "linger")
+            kind, *details = message
+            if kind == "heartbeat":
+                continue
+            if kind == "failed":
+                # It is treated as failed, and restarted, only when its process has ended, in which
+                # a thread of the node may go on.
+                self._thread(self._end_failed, "linger")
+                kind = "failing"
+            if kind == "failing":
+                (self._record,) = details
+            self._has_finished |= message == ("state", lp_runtime.FINISHED)
+            self._supervisor.post(self, kind, *details)
 
     def _end_failed(self) -> None:
         time.sleep(_FAILED_SECS)

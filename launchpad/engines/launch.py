@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,10 +271,7 @@ def _launcher_runtime(
         0,
         launch_.info,
         launch_.book,
-        lp_runtime.Callbacks(
-            publish=lambda key, address: supervisor.post_publish(None, key, address),
-            request_stop=supervisor.post_stop,
-        ),
+        functools.partial(supervisor.post, None),
     )
     runtime.is_node = False
     for member in launch_.members:

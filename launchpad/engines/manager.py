@@ -115,7 +115,7 @@ class ProgramManager:
                 break
             if not {*states} - {lp_runtime.SERVING, lp_runtime.ENDED}:
                 # Servers end only with the program, which may have nothing left to do.
-                self._supervisor.post_awaited()
+                self._supervisor.is_awaited = True
             if time.monotonic() >= deadline:
                 return False
             if self._supervisor.done.wait(_POLL_SECS):
@@ -126,7 +126,7 @@ class ProgramManager:
         return self._wait(deadline - time.monotonic())
 
     def _wait(self, timeout: float | None) -> bool:
-        self._supervisor.post_awaited()
+        self._supervisor.is_awaited = True
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
             while not self._supervisor.done.wait(
@@ -151,7 +151,7 @@ class ProgramManager:
 
     def stop(self) -> None:
         """Asks the program to stop; returns immediately."""
-        self._supervisor.post_stop()
+        self._supervisor.post(None, "stop")
 
     def stop_and_wait(self) -> None:
         """Stops the program and waits for its end.
@@ -170,7 +170,7 @@ class ProgramManager:
 
     def kill(self) -> None:
         """Kills all nodes immediately."""
-        self._supervisor.post_kill()
+        self._supervisor.post(None, "kill")
 
     def resolve(self, handle: base.Handle[Any]) -> Any:
         """Returns the client of `handle`, for use in the launching process."""
@@ -212,9 +212,6 @@ class ProgramManager:
         self.stop()
         self._supervisor.done.wait()
 
-    def _stop_by_signal(self, number: int) -> None:
-        self._supervisor.post_signal(number)
-
     def _is_settled(self) -> bool:
         """True if the program has ended and has no failure left to raise."""
         has_news = self._supervisor.failure is not None and not (self._was_awaited or self.is_test)
@@ -230,7 +227,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     """Stops all programs of this process; a second signal kills their nodes."""
     running = [m for m in list(_taking_signals) if not m._supervisor.done.is_set()]
     for manager in running:
-        manager._stop_by_signal(number)
+        manager._supervisor.post(None, "signal", number)
     if running:
         return
     # Nothing is left to stop: restore the script's own handling of the signal.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import logging
 from collections.abc import Sequence
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base, python
-
-logger = logging.getLogger("launchpad")
 
 # Failures within this many seconds of the first one are candidates for the root cause. On a busy
 # machine, the end of a process may be noticed a second after its victim's report.
@@ -104,7 +101,6 @@ class Member:
       worker: Its current incarnation; None before the first and between two.
       was_active: True once it has had work of its own.
       is_abandoned: True if it was given up without having ended.
-      restarts: Counts the restarts; None before the first failure.
       started_at: Monotonic time of the last start.
       restart_at: Monotonic time of the next start, or None.
       failed_at: Monotonic time of the failure from which it is recovering, or None.
@@ -121,7 +117,6 @@ class Member:
     state: str = lp_runtime.STARTING
     was_active: bool = False
     is_abandoned: bool = False
-    restarts: Restarts | None = None
     started_at: float = 0.0
     restart_at: float | None = None
     failed_at: float | None = None
@@ -149,36 +144,6 @@ class Member:
         policy = self.restart_policy
         died = record.type_name == errors.PROCESS_DIED
         return policy is not None and (died or policy.on_exception)
-
-    def count_restart(self, record: errors.ExceptionRecord | None, now: float) -> float | None:
-        """Counts and logs a restart after a failure.
-
-        Args:
-          record: Why it ended; None for a normal end.
-          now: Monotonic time.
-
-        Returns:
-          The seconds until its restart, or None if its policy allows none.
-        """
-        policy = self.restart_policy
-        if policy is None or record is None or not self.may_restart_after(record):
-            return None
-        if self.restarts is None:
-            self.restarts = Restarts(policy)
-        # Time spent stuck does not count: a node that gets stuck again and again has no progress.
-        pause = self.restarts.next_pause(now - self.started_at - record.stuck_secs)
-        if pause is not None:
-            logger.warning(
-                "%s failed: %s: %s; restart %d of %d in %.3g s%s",
-                self.name,
-                record.type_name,
-                record.message,
-                self.restarts.count,
-                policy.max_restarts,
-                pause,
-                record.lines_below,
-            )
-        return pause
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
@@ -94,18 +95,10 @@ class Child:
             spec.index,
             spec.info,
             dict(spec.addresses),
-            lp_runtime.Callbacks(
-                publish=lambda key, address: channel.send("publish", key, address),
-                set_state=lambda state: channel.send("state", state),
-                request_stop=lambda: channel.send("stop"),
-                interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
-                give_up=lambda error, secs: self._die(errors.ExceptionRecord.of_stuck(error, secs)),
-                tell_failure=lambda error: channel.send(
-                    "failing", errors.ExceptionRecord.of(error)
-                ),
-            ),
+            self._tell,
             spec.launch_config,
         )
+        self.runtime.interrupt = lambda: os.kill(os.getpid(), signal.SIGTERM)
         lp_runtime.set_process_runtime(self.runtime)
         signals.override(signal.SIGTERM, self._on_sigterm)
 
@@ -131,9 +124,8 @@ class Child:
             self.runtime.mark_ended()
         except BaseException as error:  # Whatever ends a node is reported to the launcher.
             self.runtime.mark_ended()  # A stop must not interrupt the exit handlers.
-            record = node_thread.failure_of(error, self.runtime)
-            if record is not None:
-                self._channel.send("failed", record)
+            if node_thread.is_failure(error, self.runtime):
+                self._channel.send("failed", errors.ExceptionRecord.of(error))
                 return 1
         self.runtime.set_state(lp_runtime.FINISHED)
         return 0
@@ -155,11 +147,17 @@ class Child:
             text = "the process was ended by SIGTERM"
             self._die(errors.ExceptionRecord(errors.PROCESS_DIED, text, ""))
 
+    def _tell(self, kind: str, *details: Any) -> None:
+        if kind == "stuck":  # Unlike a thread, this process can end itself.
+            self._die(*details)
+        self._channel.send(kind, *details)
+
     def _die(self, record: errors.ExceptionRecord) -> None:
         """Ends this process from any thread; the launcher treats it as one that died."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self._channel.send("failed", record)
+        died = dataclasses.replace(record, type_name=errors.PROCESS_DIED, traceback_text="")
+        self._channel.send("failed", died)
         os._exit(128 + signal.SIGTERM)
 
     def _beat(self) -> None:

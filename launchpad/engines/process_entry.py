@@ -1,18 +1,14 @@
-"""The main module of a node's process: `python -m launchpad.engines.process_entry NAME PID FD FD`.
+"""The main module of a node's process: `python -m launchpad.engines.process_entry NAME FD FD`.
 
-The arguments are the node's name, the launcher, the control channel and the memory file.
+The arguments are the node's name, the control channel and the memory file. Until the launcher lets
+it begin, the process ends if the launcher does.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 from launchpad.engines import node_process
-from rl_replicator.processes import command_entry
 
 if __name__ == "__main__":
-    launcher, connection, memory = map(int, sys.argv[2:])
-    command_entry.die_with_parent()
-    if os.getppid() == launcher:  # Else it died before the call above.
-        node_process.leave(node_process.run(connection, memory))
+    node_process.leave(node_process.run(*map(int, sys.argv[2:])))

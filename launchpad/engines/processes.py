@@ -60,9 +60,8 @@ class ProcessEngine:
             self._launch.search_path_of(member.launch_config),
         )
         spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
-        write = output.prefixed(f"[{member.name}] ")
-        starter = _Starter(spec, environment, self._forks)
-        return ProcessWorker(member, supervisor, self._guard, write, starter)
+        assert self._forks is not None
+        return ProcessWorker(member, supervisor, self._guard, spec, environment, self._forks)
 
     def close(self) -> None:
         """Ends the guard; all nodes have ended."""
@@ -162,24 +161,59 @@ class LocalWorker(lp_channel.RemoteWorker):
 
 
 class ProcessWorker(LocalWorker):
-    """A node of Python code."""
+    """A node of Python code: a fork, or a fresh interpreter."""
 
     def __init__(
         self,
         member: lp_member.Member,
         supervisor: lp_supervisor.Supervisor,
         watchman: guard.Guard,
-        write: output.Writer,
-        starter: _Starter,
+        spec: node_process.NodeSpec,
+        environment: Mapping[str, str],
+        server: forking.ForkServer,
     ):
-        super().__init__(member, supervisor, watchman, write)
-        self._starter = starter
+        super().__init__(member, supervisor, watchman, output.prefixed(f"[{member.name}] "))
+        self._spec = spec
+        self._environment = environment
+        self._server = server
         self._near: socket.socket | None = None
 
     def _spawn(self, *outputs: int) -> process_group.ProcessGroup:
         self._near, far = socket.socketpair()
-        with far:
-            return self._starter.start(far.fileno(), *outputs)
+        memory = os.memfd_create("launchpad")
+        with far, os.fdopen(memory, "r+b") as file:
+            file.write(pickle.dumps(self._spec))
+            file.seek(0)
+            config = self._spec.launch_config
+            is_fresh = config.fresh_interpreter or bool(config.interpreter)
+            if not is_fresh and self._server.serves(self._environment):
+                try:
+                    return self._server.fork(self.name, [far.fileno(), memory, *outputs])
+                except forking.ForkError as error:
+                    logger.debug("%s was not forked: %s", self.name, error)
+            return self._start_interpreter(far.fileno(), memory, *outputs)
+
+    def _start_interpreter(
+        self, channel: int, memory: int, stdout: int, stderr: int
+    ) -> process_group.ProcessGroup:
+        path = engine.python_path(self._spec.surroundings.search_path)
+        process = subprocess.Popen(
+            [
+                self._spec.launch_config.absolute_interpreter_path,
+                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                "-P",  # The working directory must not precede the launcher's search path.
+                *("-m", forking.TITLE, self.name, str(channel), str(memory)),
+            ],
+            # Later, the process sets PYTHONPATH to its value in the node's environment again.
+            env={**self._environment, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(channel, memory),
+            start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
+        )
+        process.returncode = 0  # Its end is awaited by process id.
+        return process_group.ProcessGroup(process.pid)
 
     def _begin(self) -> None:
         assert self._near is not None
@@ -222,7 +256,7 @@ class CommandWorker(LocalWorker):
 
     def _begin(self) -> None:
         state = lp_runtime.SERVING if self._node.stops_last else lp_runtime.RUNNING
-        self._supervisor.post_state(self, state)
+        self._supervisor.post(self, "state", state)
         if self._must_end:
             self.release()
 
@@ -239,67 +273,3 @@ class CommandWorker(LocalWorker):
             is_collateral=is_collateral,
             exit_code=code,
         )
-
-
-class _Starter:
-    """Starts the process of a node: as a fork, or as a fresh interpreter."""
-
-    def __init__(
-        self,
-        spec: node_process.NodeSpec,
-        environment: Mapping[str, str],
-        server: forking.ForkServer | None,
-    ):
-        self._spec = spec
-        self._environment = environment
-        self._server = server
-        self._name = f"{spec.label}/{spec.index}"
-
-    def start(self, channel: int, *outputs: int) -> process_group.ProcessGroup:
-        """Starts it. The kernel kills a fresh interpreter when the thread that calls this ends.
-
-        Args:
-          channel: Descriptor of its end of the control channel.
-          *outputs: Descriptors of its standard output and standard error.
-
-        Returns:
-          A child that leads a session of its own.
-
-        Raises:
-          OSError: it could not be started.
-        """
-        memory = os.memfd_create("launchpad")
-        with os.fdopen(memory, "r+b") as file:
-            file.write(pickle.dumps(self._spec))
-            file.seek(0)
-            config = self._spec.launch_config
-            is_fresh = config.fresh_interpreter or bool(config.interpreter)
-            if self._server and not is_fresh and self._server.serves(self._environment):
-                try:
-                    return self._server.fork(self._name, [channel, memory, *outputs])
-                except forking.ForkError as error:
-                    logger.debug("%s was not forked: %s", self._name, error)
-            return self._spawn(channel, memory, *outputs)
-
-    def _spawn(
-        self, channel: int, memory: int, stdout: int, stderr: int
-    ) -> process_group.ProcessGroup:
-        path = engine.python_path(self._spec.surroundings.search_path)
-        process = subprocess.Popen(
-            [
-                self._spec.launch_config.absolute_interpreter_path,
-                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                "-P",  # The working directory must not precede the launcher's search path.
-                *("-m", forking.TITLE, self._name),
-                *(str(os.getpid()), str(channel), str(memory)),
-            ],
-            # Later, the process sets PYTHONPATH to its value in the node's environment again.
-            env={**self._environment, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(channel, memory),
-            start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
-        )
-        process.returncode = 0  # Its end is awaited by process id.
-        return process_group.ProcessGroup(process.pid)

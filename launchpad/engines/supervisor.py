@@ -51,6 +51,7 @@ class Supervisor:
       was_killed: True if the nodes were killed on request.
       launcher: Runtime of the launching process, which is notified of the stop, too.
       restarts: The restarts of nodes, in order; append-only.
+      is_awaited: True once a caller waits for the program, which may then end when it is idle.
     """
 
     def __init__(
@@ -84,12 +85,23 @@ class Supervisor:
             float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._on: dict[str, Callable[..., None]] = {
+            "state": self._on_state,
+            "publish": self._on_publish,
+            "failing": self._on_failing,
+            "stuck": self._fail,
+            "ended": self._end,
+            "stop": lambda _: self._begin_stop(),
+            "signal": lambda _, number: self._on_signal(number),
+            "kill": lambda _: self._on_kill(),
+        }
         self._published: dict[str, str] = {}
         self._failures: list[lp_member.Failure] = []
         self._is_failure_told = False
+        self._restarts: dict[tuple[str, int | None], lp_member.Restarts] = {}
         # Groups that are about to be restarted, and when.
         self._groups: dict[str, float] = {}
-        self._is_awaited = False
+        self.is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
         self._first, self._last = (
@@ -104,49 +116,26 @@ class Supervisor:
         """Starts the thread, which starts the nodes."""
         self._thread.start()
 
-    # -- events: callable from any thread, and from signal handlers -----------------------------
+    # -- callable from any thread ---------------------------------------------------------------
 
-    def post_state(self, worker: lp_member.Worker, state: str) -> None:
-        """Reports the node's new state."""
-        self._events.put((self._on_state, worker, state))
+    def post(self, worker: lp_member.Worker | None, kind: str, *details: Any) -> None:
+        """Reports an event; signal handlers may call this, too.
 
-    def post_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
-        """Reports the address at which the owner of `key` serves.
+            state    the state of the node is now `details[0]`
+            publish  the owner of the address with key `details[0]` serves at `details[1]`
+            failing  the node is about to end with the ExceptionRecord `details[0]`
+            stuck    the node has failed with the record `details[0]`, and may never end
+            ended    the worker has ended: a record is the cause, None stands for a normal end
+            stop     the program is to stop
+            signal   the launcher has received the signal `details[0]`
+            kill     all nodes are to be killed immediately
 
         Args:
-          worker: The worker that publishes it; None for the launcher.
-          key: Key of the address.
-          address: "host:port".
+          worker: Whose event it is; None for the launcher.
+          kind: What has happened.
+          *details: More about it.
         """
-        self._events.put((self._on_publish, worker, key, address))
-
-    def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        """Reports a failure that ends the program."""
-        self._events.put((self._on_failure, worker, record))
-
-    def post_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        """Reports the failure of a node that is about to end with the same record."""
-        self._events.put((self._on_failing, worker, record))
-
-    def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
-        """Reports that the worker has ended; `record` is the cause, or None for a normal end."""
-        self._events.put((self._on_ended, worker, record))
-
-    def post_stop(self) -> None:
-        """Requests that the program stops."""
-        self._events.put((self._begin_stop,))
-
-    def post_signal(self, number: int) -> None:
-        """Reports a signal: the first stops the program, the second kills it."""
-        self._events.put((self._on_signal, number))
-
-    def post_awaited(self) -> None:
-        """Reports that a caller waits for the program, which may then end once it is idle."""
-        self._is_awaited = True
-
-    def post_kill(self) -> None:
-        """Requests that all nodes are killed immediately."""
-        self._events.put((self._on_kill,))
+        self._events.put((worker, kind, details))
 
     def processes(self) -> dict[str, int]:
         """Returns the process id of every live node that is a process, by name."""
@@ -186,11 +175,14 @@ class Supervisor:
                 self._start(member)
             while not all(member.is_gone for member in self._members):
                 try:
-                    handler, *details = self._events.get(timeout=0.1)
+                    worker, kind, details = self._events.get(timeout=0.1)
                 except queue.Empty:
                     pass
                 else:
-                    handler(*details)
+                    sender = self._member_of(worker)
+                    # What a worker tells that has been replaced since does not concern its node.
+                    if worker is None or sender is not None or kind == "stop":
+                        self._on[kind](sender, *details)
                 self._advance(time.monotonic())
         except BaseException as error:  # A bug here must not leave nodes running.
             logger.exception("the supervisor failed")
@@ -231,13 +223,12 @@ class Supervisor:
             self.failure = lp_member.root(self._failures).as_error() if self._failures else None
             self.done.set()
 
-    def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
-        """Returns the worker's node, or None if the worker has been replaced."""
-        return next((m for m in self._members if m.worker is worker), None)
+    def _member_of(self, worker: lp_member.Worker | None) -> lp_member.Member | None:
+        """Returns the worker's node, or None if there is none, or it has another worker now."""
+        return next((m for m in self._members if worker is not None and m.worker is worker), None)
 
-    def _on_state(self, worker: lp_member.Worker, state: str) -> None:
-        member = self._member_of(worker)
-        if member is not None and not member.is_gone:
+    def _on_state(self, member: lp_member.Member, state: str) -> None:
+        if not member.is_gone:
             member.state = state
             member.was_active |= state == lp_runtime.RUNNING
             if member.failed_at is not None and state != lp_runtime.STARTING:
@@ -245,9 +236,7 @@ class Supervisor:
                 logger.warning("%s is up again after %.1f s", member.name, seconds)
                 member.failed_at = None
 
-    def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
-        if worker is not None and self._member_of(worker) is None:
-            return  # The node has been restarted since, and has another address.
+    def _on_publish(self, member: lp_member.Member | None, key: str, address: str) -> None:
         self._book[key] = address
         before, self._published[key] = self._published.get(key), address
         if before not in (None, address) and self._stop_at is None:
@@ -256,17 +245,10 @@ class Supervisor:
             if member.worker is not None and not member.is_gone:
                 member.worker.send_address(key, address)
 
-    def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        member = self._member_of(worker)
-        if member is None or (member.is_replaced and self._stop_at is None):
-            return  # A failure of a node that was killed for a restart must not end the program.
-        # A node that may be restarted is handled once it has ended.
-        if self._stop_at is not None or not member.may_restart_after(record):
-            self._on_failure(worker, record)
-
-    def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
-        member = self._member_of(worker)
-        if member is not None:
+    def _on_failing(self, member: lp_member.Member, record: errors.ExceptionRecord) -> None:
+        # A node that may be restarted, or was killed for a restart, is handled once it has ended.
+        will_restart = member.is_replaced or member.may_restart_after(record)
+        if self._stop_at is not None or not will_restart:
             self._fail(member, record)
 
     def _fail(self, member: lp_member.Member, record: errors.ExceptionRecord) -> None:
@@ -285,13 +267,8 @@ class Supervisor:
             self._failures.append(lp_member.Failure(member, record, time.monotonic()))
         self._begin_stop()
 
-    def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
-        member = self._member_of(worker)
-        if member is not None and not member.is_gone:
-            self._end(member, record)
-
     def _end(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> None:
-        if self._may_restart(member, record):
+        if member.is_gone or self._may_restart(member, record):
             return
         # A killed process dies as expected, but a failure that it has reported before counts.
         endings = (self._first, self._last)
@@ -306,14 +283,7 @@ class Supervisor:
         if self._stop_at is not None:
             return False
         now = time.monotonic()
-        policy = member.restart_policy
-        is_counted = policy is not None and policy.together and not member.is_replaced
-        if is_counted and member.restarts is None:
-            # A group counts the restarts of all its members.
-            group = [m for m in self._members if m.label == member.label and m.restarts is not None]
-            together = [m for m in group if m.restart_policy and m.restart_policy.together]
-            member.restarts = together[0].restarts if together else None
-        pause = 0.0 if member.is_replaced else member.count_restart(record, now)
+        pause = 0.0 if member.is_replaced else self._count_restart(member, record, now)
         if pause is None:
             return False
         reason = f"{record.type_name}: {record.message}" if record is not None else "ended"
@@ -329,6 +299,35 @@ class Supervisor:
         if not member.is_replaced:
             self._restart_group(member)
         return True
+
+    def _count_restart(
+        self, member: lp_member.Member, record: errors.ExceptionRecord | None, now: float
+    ) -> float | None:
+        """Counts and logs the restart of a node that has failed.
+
+        Returns:
+          The seconds until then, or None if the policy of the node allows no restart.
+        """
+        policy = member.restart_policy
+        if policy is None or record is None or not member.may_restart_after(record):
+            return None
+        # Nodes that are restarted together are counted together.
+        key = (member.label, None if policy.together else member.index)
+        restarts = self._restarts.setdefault(key, lp_member.Restarts(policy))
+        # Time spent stuck does not count: a node that gets stuck again and again has no progress.
+        pause = restarts.next_pause(now - member.started_at - record.stuck_secs)
+        if pause is not None:
+            logger.warning(
+                "%s failed: %s: %s; restart %d of %d in %.3g s%s",
+                member.name,
+                record.type_name,
+                record.message,
+                restarts.count,
+                policy.max_restarts,
+                pause,
+                record.lines_below,
+            )
+        return pause
 
     def _restart_group(self, member: lp_member.Member) -> None:
         """Restarts the whole group of `member`, which ends, if its policy says so."""
@@ -450,7 +449,7 @@ class Supervisor:
             self._start_again(now)
             self._end_frozen(now)
             # A program that consists only of servers runs until lp.stop().
-            if self._is_awaited and is_idle and any(m.was_active for m in self._members):
+            if self.is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return
         self._tell_failure(now)

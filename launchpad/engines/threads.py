@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import threading
 
 from launchpad import errors
@@ -46,19 +46,9 @@ class ThreadWorker(lp_member.Worker):
             member.index,
             launch.info,
             launch.book,
-            lp_runtime.Callbacks(
-                publish=lambda key, address: supervisor.post_publish(self, key, address),
-                set_state=lambda state: supervisor.post_state(self, state),
-                request_stop=supervisor.post_stop,
-                interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
-                give_up=self._give_up,
-                tell_failure=lambda error: supervisor.post_failing(
-                    self, errors.ExceptionRecord.of(error)
-                ),
-            ),
+            functools.partial(supervisor.post, self),
             member.launch_config,
         )
-        self.runtime.owned_keys = frozenset(a.key for a in member.node.addresses)
         self._thread = node_thread.NodeThread(member.name, member.node, self.runtime, self._on_end)
 
     def start(self) -> None:
@@ -79,17 +69,12 @@ class ThreadWorker(lp_member.Worker):
         """Raises SystemExit in the thread, which can't be killed."""
         self.runtime.release()
         # In another thread: it waits while the node acquires a condition, possibly forever.
-        interrupt = self._thread.interrupt
-        threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
-
-    def _give_up(self, error: Exception, stuck_secs: float) -> None:
-        """Ends the program: a thread whose code does not return cannot be replaced."""
-        record = dataclasses.replace(errors.ExceptionRecord.of(error), stuck_secs=stuck_secs)
-        self._supervisor.post_failure(self, record)
+        name = f"{self.runtime.name} kill"
+        threading.Thread(target=self._thread.interrupt, name=name, daemon=True).start()
 
     def _on_end(self, error: BaseException | None) -> None:
-        self.runtime.mark_ended()
-        record = node_thread.failure_of(error, self.runtime) if error is not None else None
-        if record is not None:  # The programs that it has launched end with it.
-            self.notify_stop()
-        self._supervisor.post_ended(self, record)
+        if error is None:
+            self._supervisor.post(self, "ended", None)
+        else:
+            self.notify_stop()  # The programs that it has launched end with it.
+            self._supervisor.post(self, "ended", errors.ExceptionRecord.of(error))

@@ -196,10 +196,7 @@ class _Part:
     ):
         self._set_state = functools.partial(states.set, index)
         self._ended = ended
-        self._runtime = outer.make_part(
-            self._set_state, lambda: self.thread.interrupt(lambda: self._runtime.is_active)
-        )
-        self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
+        self._runtime = outer.make_part(self._set_state)
         name = f"{outer.name} part {index}"
         self.thread = node_thread.NodeThread(name, node, self._runtime, self._on_end)
         outer.add_part(self._runtime)
@@ -211,9 +208,6 @@ class _Part:
         self._runtime.release()
 
     def _on_end(self, error: BaseException | None) -> None:
-        self._runtime.mark_ended()
-        if error is not None and node_thread.failure_of(error, self._runtime) is None:
-            error = None
         if error is None:
             # A failed part is not idle: its colocation is about to fail.
             self._set_state(lp_runtime.FINISHED)

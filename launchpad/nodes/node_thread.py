@@ -51,9 +51,19 @@ class NodeThread(threading.Thread):
         runtime: lp_runtime.NodeRuntime,
         on_end: Callable[[BaseException | None], None],
     ):
+        """Prepares the thread.
+
+        Args:
+          name: Its name.
+          node: The node.
+          runtime: The node's runtime; its `interrupt` interrupts this thread.
+          on_end: Called at the end, with the error with which the node has failed, or None.
+        """
         super().__init__(name=name, daemon=True)
         self._node = node
         self._runtime = runtime
+        runtime.owned_keys = frozenset(address.key for address in node.addresses)
+        runtime.interrupt = lambda: self.interrupt(lambda: runtime.is_active)
         self._on_end = on_end
         self._gate = threading.Lock()
         self._is_open = True
@@ -109,7 +119,9 @@ class NodeThread(threading.Thread):
         has_reported = False
         while not has_reported:
             try:
-                self._on_end(error)
+                self._runtime.mark_ended()
+                has_failed = error is not None and is_failure(error, self._runtime)
+                self._on_end(error if has_failed else None)
                 has_reported = True
             except SystemExit:  # Acme's stop handlers raise it in this thread at any time.
                 continue
@@ -193,18 +205,15 @@ def _is_in_grpc(frame: types.FrameType | None) -> bool:
     return False
 
 
-def failure_of(
-    error: BaseException, runtime: lp_runtime.NodeRuntime
-) -> errors.ExceptionRecord | None:
-    """Returns the record of an exception that ended a node, or None if that is a normal end."""
+def is_failure(error: BaseException, runtime: lp_runtime.NodeRuntime) -> bool:
+    """Whether a node that ended with this exception has failed; else that is a normal end."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return None
+        return False
     # Work inside the node, such as a program, may report by KeyboardInterrupt that it was stopped.
     if isinstance(error, SystemExit | KeyboardInterrupt) and runtime.stop_event.is_set():
-        return None
-    record = errors.ExceptionRecord.of(error)
+        return False
     # Other errors are the node's own, such as those of a last save.
-    if runtime.was_interrupted and record.is_collateral:
+    if runtime.was_interrupted and errors.ExceptionRecord.of(error).is_collateral:
         lp_runtime.logger.warning("%s: interrupted by the stop: %r", runtime.name, error)
-        return None
-    return record
+        return False
+    return True

@@ -22,10 +22,7 @@ __all__ = ["Client", "Server", "StatusNotOk", "list_methods"]
 
 
 class Server(rpc_server.MethodServer):
-    """Serves functions by name on a port of this machine. It can be started once.
-
-    Methods that need a started server raise ValueError before.
-    """
+    """Serves functions by name on a port of this machine. It can be started once."""
 
     def __init__(
         self, name: str | None = None, port: int | None = None, thread_pool_size: int = 16
@@ -46,21 +43,3 @@ class Server(rpc_server.MethodServer):
         secret = runtime.info.secret if runtime else tls.secret_of_user()
         super().__init__(secret, f"{tls.LOOPBACK}:{port or 0}", thread_pool_size, runtime)
         self.address = f"localhost:{self.port}"
-
-    def Stop(self) -> None:  # noqa: N802
-        """Ends the server."""
-        self._check_started()
-        self.stop()
-
-    def Join(self) -> None:  # noqa: N802
-        """Returns when the server has stopped."""
-        self._check_started()
-        super().Join()
-
-    def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
-        """Does nothing: clients have one server, so there is no load to move elsewhere."""
-        self._check_started()
-
-    def _check_started(self) -> None:
-        if not self.has_started:
-            raise ValueError("Server not started")

@@ -143,7 +143,7 @@ class MethodServer:
         """Stops serving method `name`; does nothing if it is not served."""
         self._methods.pop(name, None)
 
-    # Upstream's names, for objects that take over their server in `set_courier_server()`.
+    # Upstream's names. Like upstream's, the methods that need a started server raise ValueError.
     Bind = bind
     BindHandler = bind
     Unbind = unbind
@@ -151,14 +151,21 @@ class MethodServer:
 
     def Stop(self) -> None:  # noqa: N802
         """Ends the server."""
+        self._check_started()
         self.stop()
 
     def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
-        """Does nothing: the supervisor watches processes, not upstream's health flag."""
+        """Does nothing: clients have one server, so there is no load to move elsewhere."""
+        self._check_started()
 
     def Join(self) -> None:  # noqa: N802
         """Returns when the server has stopped."""
+        self._check_started()
         self._server.wait_for_termination()
+
+    def _check_started(self) -> None:
+        if not self.has_started:
+            raise ValueError("Server not started")
 
     def _handle(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         metadata = context.invocation_metadata()

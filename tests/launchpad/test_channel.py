@@ -24,15 +24,13 @@ class _Worker(lp_channel.RemoteWorker):
 
     def __init__(self):
         self.ended, self.num_kills, self.told_by = [], 0, None
-        supervisor = types.SimpleNamespace(
-            post_failing=lambda worker, record: None,
-            post_ended=lambda worker, record: self._end(record),
-        )
+        supervisor = types.SimpleNamespace(post=self._post)
         super().__init__(lp_member.Member("node", 0, lp.PyNode(print)), supervisor)
 
-    def _end(self, record) -> None:
-        self.told_by = threading.current_thread()
-        self.ended.append(record)
+    def _post(self, worker, kind, record) -> None:
+        if kind == "ended":
+            self.told_by = threading.current_thread()
+            self.ended.append(record)
 
     def start(self) -> None:
         pass

@@ -310,7 +310,9 @@ def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypat
 def test_a_node_whose_machine_falls_silent_is_given_up(ray_connection):
     """On this machine, its end is told by Ray alone."""
     ended, lost = [], set()
-    supervisor = types.SimpleNamespace(post_ended=lambda *told: ended.append(told))
+    supervisor = types.SimpleNamespace(
+        post=lambda worker, _, record: ended.append((worker, record))
+    )
     workers = []
     for label, of_cluster in (("here", None), ("there", lost)):
         member = lp_member.Member(label, 0, lp.PyNode(print))

@@ -231,7 +231,7 @@ def runtime():
     info = lp_runtime.ProgramInfo(
         "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
     )
-    made = lp_runtime.NodeRuntime("stranger", 0, info, {}, lp_runtime.Callbacks())
+    made = lp_runtime.NodeRuntime("stranger", 0, info, {}, lambda *told: None)
     lp_runtime.set_thread_runtime(made)
     yield made
     lp_runtime.set_thread_runtime(None)

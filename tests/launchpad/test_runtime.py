@@ -12,7 +12,7 @@ from launchpad import runtime as lp_runtime
 def _runtime(book=None, host="127.0.0.1") -> lp_runtime.NodeRuntime:
     info = lp_runtime.ProgramInfo("id", b"", lp.LaunchType.TEST_MULTI_THREADING, host, {})
     book = {} if book is None else book
-    return lp_runtime.NodeRuntime("node", 0, info, book, lp_runtime.Callbacks())
+    return lp_runtime.NodeRuntime("node", 0, info, book, lambda *told: None)
 
 
 def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
