@@ -212,10 +212,7 @@ class NodeRuntime:
 
     def release(self) -> None:
         """Called by the engine when this node's server is no longer needed."""
-        # Set first: a part that is added meanwhile must see it. Releasing a part twice is harmless.
         self.release_event.set()
-        for part in self._parts:
-            part.release()
 
     def make_part(self, set_state: Callable[[str], object]) -> NodeRuntime:
         """Returns the runtime of a node inside this one, which `add_part` then connects.
@@ -229,19 +226,17 @@ class NodeRuntime:
 
         config = self.launch_context.launch_config
         part = NodeRuntime(self.label, self.index, self.info, self.book, tell, config)
-        part.published_keys = self.published_keys
+        part.published_keys, part.release_event = self.published_keys, self.release_event
         return part
 
     def add_part(self, part: NodeRuntime) -> None:
-        """Forwards stop and release to `part`, a node that runs inside this one."""
+        """Forwards the stop to `part`, a node that runs inside this one."""
         self.mark_stop_aware()
         with self._lock:
             self._parts.append(part)
             is_stopping = self.stop_event.is_set()
         if is_stopping:
             threading.Thread(target=part.notify_stop_in_thread, daemon=True).start()
-        if self.release_event.is_set():
-            part.release()
 
     # -- addresses --------------------------------------------------------------------------------
 

@@ -99,7 +99,6 @@ class RemoteWorker(lp_member.Worker):
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._record: errors.ExceptionRecord | None = None
         self._has_finished = False
         self._heard_at: float | None = None
@@ -137,15 +136,15 @@ class RemoteWorker(lp_member.Worker):
 
     def end_frozen(self, secs: float) -> None:
         """Kills a process that has shown no sign of life for `secs` seconds."""
-        if not self._is_first_end():  # Also in later calls, until the supervisor handles the end.
-            return
-        self._kill_frozen()
-        death = errors.ExceptionRecord(
+        self._heard_at = None  # Until the supervisor has handled the end, it is not silent again.
+        # Set first: whoever waits for the process reports its end, too.
+        self._record = self._record or errors.ExceptionRecord(
             errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", "", stuck_secs=secs
         )
+        self._kill_frozen()
         # This does not wait for the process to end, which is never reported if its machine is lost.
         # It needs a thread, because it waits for the last messages and the supervisor calls it.
-        self._thread(self._tell_end, "end", death)
+        self._thread(self.report_end, "end", self._record)
 
     def _kill_frozen(self) -> None:
         self.kill()
@@ -157,21 +156,13 @@ class RemoteWorker(lp_member.Worker):
             self._channel.close()
 
     def report_end(self, death: errors.ExceptionRecord | None) -> None:
-        """Tells the supervisor that the process is gone. Only the first call counts.
+        """Tells the supervisor that the process is gone, which ignores all but the first report.
 
         Args:
           death: The cause as seen from outside, unless the node has reported its failure or its
             normal end; None for the end of one that was called off.
         """
-        if self._is_first_end():
-            self._tell_end(death)
-
-    def _is_first_end(self) -> bool:
-        with self._lock:
-            is_first, self._has_ended = not self._has_ended, True
-            return is_first
-
-    def _tell_end(self, death: errors.ExceptionRecord | None) -> None:
+        self._has_ended = True
         if self._reader is not None:
             self._reader.join(_ARRIVAL_SECS)
             if self._reader.is_alive() and self._channel is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -22,12 +23,38 @@ def search_path() -> list[str]:
     return [entry or here for entry in sys.path if isinstance(entry, str)]
 
 
-def python_path(directories: Sequence[str]) -> str:
-    """Returns the PYTHONPATH by which a new process finds this package.
+def start_python(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directories: Sequence[str],
+    files: Sequence[int],
+    interpreter: str = sys.executable,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Starts a Python interpreter in a session of its own.
 
-    It can't contain directories with a colon in their names; `node_process.import_from` can.
+    Args:
+      words: Its arguments.
+      environment: Its environment variables; PYTHONPATH is replaced.
+      directories: Where it finds this package. PYTHONPATH can't contain directories with a colon in
+        their names; `node_process.import_from` can.
+      files: Descriptors that it inherits.
+      interpreter: Path of the interpreter.
+      stdout: As for `subprocess.Popen`.
+      stderr: Likewise.
     """
-    return os.pathsep.join(name for name in directories if os.pathsep not in name)
+    path = os.pathsep.join(name for name in directories if os.pathsep not in name)
+    return subprocess.Popen(
+        # -P: the working directory must not precede the launcher's search path.
+        [interpreter, *subprocess._args_from_interpreter_flags(), "-P", *words],  # type: ignore[attr-defined]
+        env={**environment, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=files,
+        start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
+    )
 
 
 def working_directory() -> str:
@@ -100,9 +127,18 @@ def make_spec(
     launch: Launch,
     member: lp_member.Member,
     node: bytes,
-    surroundings: node_process.Surroundings,
+    environment: Mapping[str, str | None],
+    directories: Sequence[str],
 ) -> node_process.NodeSpec:
-    """Describes `member`, pickled as `node`, for the process in which it starts now."""
+    """Describes a node for the process in which it starts now.
+
+    Args:
+      launch: Its launch.
+      member: The node.
+      node: The node, pickled.
+      environment: Environment variables to set; None for one that must not be set.
+      directories: Where Python looks for modules first.
+    """
     return node_process.NodeSpec(
         label=member.label,
         index=member.index,
@@ -112,5 +148,7 @@ def make_spec(
         launch_config=member.launch_config,
         argv=launch.argv,
         flags=[launch.flags, serialization.dump_args(member.launch_config.args)],
-        surroundings=surroundings,
+        environment=environment,
+        directory=launch.directory,
+        search_path=directories,
     )

@@ -51,13 +51,8 @@ _IMPORT_SECS = 180.0
 _FORK_SECS = 10.0
 # How long to wait for the status of a node that has ended, in seconds.
 _STATUS_SECS = 5.0
-# A server that has failed this often in a row is not asked again.
-_MOST_FAILURES = 3
 # The module that a node's fresh interpreter runs. Forked nodes show it, too, to be found by it.
 TITLE = "launchpad.engines.process_entry"
-
-# Exit status of a process that must not be forked.
-_UNFIT = 3
 
 
 class ForkError(Exception):
@@ -78,7 +73,7 @@ class ForkServer(forkserver.ForkServer):
         self._path = engine.search_path()
         self._process: subprocess.Popen[bytes] | None = None
         self._has_forked = False
-        self._num_failures = 0
+        self._has_told = False
         self._request = threading.Lock()
 
     def suits(self, names: Sequence[str]) -> bool:
@@ -97,9 +92,8 @@ class ForkServer(forkserver.ForkServer):
         with self._lock:  # type: ignore[attr-defined]
             if self._process is not None and self._process.poll() is None:
                 return
-            if self._process is not None and self._process.returncode == _UNFIT:
-                self._num_failures = _MOST_FAILURES
-                raise OSError("the fork server can't be forked")
+            if self._process is not None and self._process.returncode >= 0:
+                raise OSError("the fork server has ended by itself, and would do so again")
             self.close()
             self._has_forked = False
             directory = tempfile.mkdtemp(prefix="lp-")  # Only this user can open it.
@@ -120,20 +114,8 @@ class ForkServer(forkserver.ForkServer):
             "from multiprocessing import forkserver; "
             f"forkserver.main({listener}, {alive}, [])"
         )
-        process = subprocess.Popen(
-            # -P: the working directory must not precede the launcher's search path.
-            [sys.executable, *subprocess._args_from_interpreter_flags(), "-P", "-c", code],  # type: ignore[attr-defined]
-            env={
-                **self._environment,
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONPATH": engine.python_path(self._path),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(listener, alive),
-            start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
-        )
+        environment = {**self._environment, "PYTHONUNBUFFERED": "1"}
+        process = engine.start_python(["-c", code], environment, self._path, (listener, alive))
         assert process.stdout is not None and process.stderr is not None
         streams = {"stdout": process.stdout, "stderr": process.stderr}
         output.LineCopier(output.prefixed("[fork_server/0] "), streams)
@@ -150,8 +132,6 @@ class ForkServer(forkserver.ForkServer):
           ForkError: it was not forked, and must be started in another way.
         """
         with self._request:
-            if self._num_failures >= _MOST_FAILURES:
-                raise ForkError("the fork server has failed too often")
             try:
                 status, data = self.connect_to_new_process(files)
                 with os.fdopen(data, "wb") as pipe:
@@ -163,7 +143,6 @@ class ForkServer(forkserver.ForkServer):
                 self._fail(error)
                 raise ForkError(str(error)) from error
             self._has_forked = True
-            self._num_failures = 0
             return ForkedGroup(pid, status)
 
     def _await(self, status: int) -> None:
@@ -193,10 +172,9 @@ class ForkServer(forkserver.ForkServer):
     def _fail(self, error: Exception) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-        self._num_failures += 1
-        if self._num_failures >= _MOST_FAILURES:
-            logger.warning("nodes are not forked, they start more slowly: %s", error)
+            if self._process.wait() >= 0 and not self._has_told:  # It was not killed.
+                self._has_told = True
+                logger.warning("nodes are not forked, they start more slowly: %s", error)
 
 
 class ForkedGroup(process_group.ProcessGroup):
@@ -265,7 +243,7 @@ def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) -> None:
-    """Imports modules in the fork server; ends it with status `_UNFIT` if it can't be forked then.
+    """Imports modules in the fork server; ends it if it can't be forked then.
 
     Args:
       names: The names of modules. Errors of their imports are left to the nodes.
@@ -283,7 +261,7 @@ def load(names: Sequence[str], argv: Sequence[str], search_path: Sequence[str]) 
             continue
     if len(os.listdir("/proc/self/task")) > 1 + _num_openblas_threads():
         print("an imported module has started a thread; nodes start fresh interpreters", flush=True)
-        os._exit(_UNFIT)  # The interpreter would wait for the thread.
+        os._exit(1)  # The interpreter would wait for the thread.
     # These objects stay: garbage collections in nodes need not visit them, nor copy their pages.
     gc.collect()
     gc.freeze()

@@ -124,9 +124,9 @@ def launch(
     manager = lp_manager.ProgramManager(supervisor, is_test)
     if test_case is not None:
         test_case.addCleanup(manager.stop_and_wait)
+    lp_manager.await_at_exit(manager)
     if not is_test:
         manager.take_signals()
-    lp_manager.await_at_exit(manager)
     supervisor.start()
     return manager
 

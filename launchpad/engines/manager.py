@@ -191,20 +191,16 @@ class ProgramManager:
         has launched a program, too. A program launched by a node stops with the node's own program,
         which handles the signals; in a node's process, SIGTERM interrupts the node itself.
         """
-        for manager in list(_taking_signals):
-            if manager._supervisor.done.is_set():
-                manager._leave_signals()
-        # Atomic operations only: other threads and the handler may use the list at any time.
-        _taking_signals.append(self)
         self._node = lp_runtime.current_node()
         if self._node is not None:
             self._node.call_at_stop(self._end_with_node)
         elif threading.current_thread() is threading.main_thread():
             _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
 
-    def _leave_signals(self) -> None:
+    def forget(self) -> None:
+        """Lets go of a program that is settled."""
         with contextlib.suppress(ValueError):  # Another thread has removed it.
-            _taking_signals.remove(self)
+            _unfinished.remove(self)
         if self._node is not None:
             self._node.remove_stop_handler(self._end_with_node)
 
@@ -218,14 +214,16 @@ class ProgramManager:
         return self._supervisor.done.is_set() and not has_news
 
 
-# Programs that signals stop, and the signal handlers from before the first of them.
-_taking_signals: list[ProgramManager] = []
+# The programs that run, or have a failure left to raise. Other threads and the signal handler may
+# use the list at any time, so it is changed by atomic operations only.
+_unfinished: list[ProgramManager] = []
+# The signal handlers from before the first program.
 _old_handlers: dict[int, Any] = {}
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     """Stops all programs of this process; a second signal kills their nodes."""
-    running = [m for m in list(_taking_signals) if not m._supervisor.done.is_set()]
+    running = [m for m in list(_unfinished) if not (m.is_test or m.is_done)]
     for manager in running:
         manager._supervisor.post(None, "signal", number)
     if running:
@@ -239,7 +237,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-_unfinished: list[ProgramManager] = []
 _is_hooked = False
 # The last uncaught exception before the newest launch.
 _old_error: BaseException | None = None
@@ -252,7 +249,9 @@ def await_at_exit(manager: ProgramManager) -> None:
     """
     global _is_hooked, _old_error
     _old_error = _last_error()
-    _unfinished[:] = [m for m in _unfinished if not m._is_settled()]
+    for former in list(_unfinished):
+        if former._is_settled():
+            former.forget()
     _unfinished.append(manager)
     if not _is_hooked:
         _is_hooked = True
@@ -343,7 +342,6 @@ def _exit(number: int, frame: FrameType | None) -> None:
 def _forget() -> None:
     """Forgets the programs in a forked process, which does not have their threads."""
     _unfinished.clear()
-    _taking_signals.clear()
     _old_handlers.clear()  # `signals` restores them.
 
 

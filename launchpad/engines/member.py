@@ -174,13 +174,6 @@ class Failure:
         return error
 
 
-def is_root_known(failures: Sequence[Failure], now: float) -> bool:
-    """Whether the root cause is certain, because a later failure can't be it any more."""
-    if any(not failure.record.is_collateral for failure in failures):
-        return True
-    return bool(failures) and now > failures[0].time + _ROOT_WINDOW_SECS
-
-
 def root(failures: Sequence[Failure]) -> Failure:
     """Returns the failure that caused the others.
 

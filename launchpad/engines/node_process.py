@@ -31,31 +31,6 @@ _LAUNCHER_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Surroundings:
-    """The surroundings of a node's code in its process, set before the code is loaded.
-
-    Attributes:
-      environment: Environment variables; None for one that must not be set.
-      directory: The working directory; if it does not exist, that of the process is kept.
-      search_path: Directories from which Python imports first.
-    """
-
-    environment: Mapping[str, str | None]
-    directory: str
-    search_path: Sequence[str]
-
-    def enter(self) -> None:
-        """Makes them those of this process."""
-        for name, value in self.environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        with contextlib.suppress(OSError):
-            os.chdir(self.directory)
-        import_from(self.search_path)
-
-
-@dataclasses.dataclass(frozen=True)
 class NodeSpec:
     """What a process needs to become a node.
 
@@ -68,7 +43,9 @@ class NodeSpec:
       launch_config: The group's PythonProcess.
       argv: The launcher's command line, for the node's own use.
       flags: absl flags, of the launcher and then of the group; see serialization.
-      surroundings: Set before the node is loaded.
+      environment: Environment variables; None for one that must not be set.
+      directory: The working directory; if it does not exist, that of the process is kept.
+      search_path: Directories from which Python imports first.
     """
 
     label: str
@@ -79,7 +56,19 @@ class NodeSpec:
     launch_config: python.PythonProcess
     argv: Sequence[str]
     flags: Sequence[bytes]
-    surroundings: Surroundings
+    environment: Mapping[str, str | None]
+    directory: str
+    search_path: Sequence[str]
+
+    def enter(self) -> None:
+        """Sets what the node's code finds in this process, before the code is loaded."""
+        for name, value in self.environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        with contextlib.suppress(OSError):
+            os.chdir(self.directory)
+        import_from(self.search_path)
 
 
 class Child:
@@ -115,10 +104,8 @@ class Child:
             threading.Thread(target=self._receive, name="control", daemon=True).start()
             threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
             self._may_begin.wait()
+            node = pickle.loads(self._spec.node)  # The node's modules may define flags.
             serialization.load_flags(*self._spec.flags)
-            node = pickle.loads(self._spec.node)
-            # The node's modules may have defined more of them.
-            serialization.define_flags(serialization.load_flags(*self._spec.flags))
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()
             self.runtime.mark_ended()
@@ -205,7 +192,7 @@ def run(connection: int, memory: int) -> int:
     signals.override(signal.SIGINT, lambda number, frame: None)
     with os.fdopen(memory, "rb") as file:
         spec: NodeSpec = pickle.loads(file.read())
-    spec.surroundings.enter()
+    spec.enter()
     return Child(lp_channel.Channel(socket.socket(fileno=connection)), spec).run()
 
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Mapping
 
@@ -54,12 +53,13 @@ class ProcessEngine:
         }
         if isinstance(member.node, command.CommandNode):
             return CommandWorker(member, supervisor, self._guard, environment)
-        surroundings = node_process.Surroundings(
+        spec = engine.make_spec(
+            self._launch,
+            member,
+            self._nodes[member.name],
             {**dict.fromkeys((*forking.RUN_TIME_VARIABLES, "PYTHONPATH")), **environment},
-            self._launch.directory,
             self._launch.search_path_of(member.launch_config),
         )
-        spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
         assert self._forks is not None
         return ProcessWorker(member, supervisor, self._guard, spec, environment, self._forks)
 
@@ -191,29 +191,17 @@ class ProcessWorker(LocalWorker):
                     return self._server.fork(self.name, [far.fileno(), memory, *outputs])
                 except forking.ForkError as error:
                     logger.debug("%s was not forked: %s", self.name, error)
-            return self._start_interpreter(far.fileno(), memory, *outputs)
-
-    def _start_interpreter(
-        self, channel: int, memory: int, stdout: int, stderr: int
-    ) -> process_group.ProcessGroup:
-        path = engine.python_path(self._spec.surroundings.search_path)
-        process = subprocess.Popen(
-            [
-                self._spec.launch_config.absolute_interpreter_path,
-                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                "-P",  # The working directory must not precede the launcher's search path.
-                *("-m", forking.TITLE, self.name, str(channel), str(memory)),
-            ],
-            # Later, the process sets PYTHONPATH to its value in the node's environment again.
-            env={**self._environment, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(channel, memory),
-            start_new_session=True,  # The terminal's Ctrl-C goes to the launcher alone.
-        )
-        process.returncode = 0  # Its end is awaited by process id.
-        return process_group.ProcessGroup(process.pid)
+            files = (far.fileno(), memory)
+            process = engine.start_python(
+                ["-m", forking.TITLE, self.name, *map(str, files)],
+                self._environment,
+                self._spec.search_path,
+                files,
+                config.absolute_interpreter_path,
+                *outputs,
+            )
+            process.returncode = 0  # Its end is awaited by process id.
+            return process_group.ProcessGroup(process.pid)
 
     def _begin(self) -> None:
         assert self._near is not None

@@ -101,7 +101,7 @@ def _all_flags() -> flags.FlagValues:
 
 def _holder(name: str, value: Any) -> flags.FlagHolder[Any]:
     if name not in FLAGS:
-        define_flags({name: value})
+        _define(name, value)
     return flags.FlagHolder(FLAGS, FLAGS[name])
 
 
@@ -141,36 +141,31 @@ def _dump_values(are_parsed: bool, values: Mapping[str, Any]) -> bytes:
     return dumps((are_parsed, {name: value for name, value in values.items() if _pickles(value)}))
 
 
-def load_flags(*dumped: bytes) -> dict[str, Any]:
-    """Sets flags of this process; returns the values of those that are not defined here.
+def load_flags(*dumped: bytes) -> None:
+    """Sets flags of this process, and defines those that are not defined, as of the main script.
 
     Args:
       *dumped: Results of `dump_flags` and `dump_args`; later ones override earlier ones.
     """
     loaded = [values for are_parsed, values in map(pickle.loads, dumped) if are_parsed]
-    values = {name: value for some in loaded for name, value in some.items()}
-    for name in values.keys() & set(FLAGS):
-        _assign(FLAGS[name], values.pop(name))
+    for name, value in ((name, value) for values in loaded for name, value in values.items()):
+        if name in FLAGS:
+            _assign(FLAGS[name], value)
+        else:
+            _define(name, value)
     if loaded and not FLAGS.is_parsed():
         FLAGS.mark_as_parsed()
-    return values
 
 
 # With this, absl's errors name the module that defines a flag twice, instead of this one.
 flags.disclaim_key_flags()
 
 
-def define_flags(values: Mapping[str, Any]) -> None:
-    """Defines flags, such as those of the main script, with these values.
-
-    A module that defines one of them later gives it its own default.
-    """
-    for name, value in values.items():
-        parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
-        FLAGS[name] = flags.Flag(
-            parser, None, name, None, "Sent by the launcher.", allow_override=True
-        )
-        _assign(FLAGS[name], value)
+def _define(name: str, value: Any) -> None:
+    """Defines a flag with this value; a module that defines it later gives it its own default."""
+    parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
+    FLAGS[name] = flags.Flag(parser, None, name, None, "Sent by the launcher.", allow_override=True)
+    _assign(FLAGS[name], value)
 
 
 def _assign(flag: flags.Flag, value: Any) -> None:

@@ -97,7 +97,6 @@ class Supervisor:
         }
         self._published: dict[str, str] = {}
         self._failures: list[lp_member.Failure] = []
-        self._is_failure_told = False
         self._restarts: dict[tuple[str, int | None], lp_member.Restarts] = {}
         # Groups that are about to be restarted, and when.
         self._groups: dict[str, float] = {}
@@ -264,7 +263,12 @@ class Supervisor:
             text = f"{record.type_name}: {record.message}{record.lines_below}"
             logger.warning("%s failed while stopping: %s", member.name, text)
         else:
+            ends_program = self._stop_at is None or bool(self._failures)
             self._failures.append(lp_member.Failure(member, record, time.monotonic()))
+            is_root = lp_member.root(self._failures).record is record
+            if ends_program and is_root and not record.is_collateral:
+                reason = next(iter(record.message.splitlines()), "")
+                logger.warning("%s failed: %s: %s; stopping", member.name, record.type_name, reason)
         self._begin_stop()
 
     def _end(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> None:
@@ -452,7 +456,6 @@ class Supervisor:
             if self.is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return
-        self._tell_failure(now)
         is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
         must_end = now >= self._stop_at + self._notice
         is_late = now >= self._stop_at + _RELEASE_PART * self._notice
@@ -461,17 +464,6 @@ class Supervisor:
         if self._first.is_released and self._first.is_over:
             self._last_at = self._last_at or now
             self._last.advance(now, True, must_end and now >= self._last_at + _LAST_SECS)
-
-    def _tell_failure(self, now: float) -> None:
-        """Logs why the program ends, if it has not ended a moment after the failure."""
-        if self._is_failure_told or not lp_member.is_root_known(self._failures, now):
-            return
-        self._is_failure_told = True
-        if self._stop_at is not None and self._failures[0].time <= self._stop_at:
-            root = lp_member.root(self._failures)
-            reason = next(iter(root.record.message.splitlines()), "")
-            told = f"{root.record.type_name}: {reason}"
-            logger.warning("%s failed: %s; stopping", root.member.name, told)
 
     def _kill_all(self) -> None:
         for member in self._members:

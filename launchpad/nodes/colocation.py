@@ -20,7 +20,33 @@ _PARTS_SECS = 10.0
 _POLL_SECS = 0.2
 
 
-class MultiProcessingColocation(python.RunNode[Any]):
+class _Colocation(python.RunNode[Any]):
+    """Several nodes that share something."""
+
+    def __init__(self, nodes: Sequence[python.PyNode]):
+        super().__init__()
+        self._nodes: list[python.PyNode] = []
+        for node in nodes:
+            self.add_node(node)
+
+    @property
+    def nodes(self) -> list[python.PyNode]:
+        """The nodes in the colocation."""
+        return self._nodes
+
+    def add_node(self, node: python.PyNode) -> Any:
+        """Adds a node and returns its handle.
+
+        Raises:
+          ValueError: it is not a PyNode.
+        """
+        if not isinstance(node, python.PyNode):
+            raise ValueError(f"{type(self).__name__} only works with PyNodes.")
+        self._nodes.append(node)
+        return node.create_handle()
+
+
+class MultiProcessingColocation(_Colocation):
     """Several nodes that are placed on one machine.
 
     `launch` replaces the colocation by its nodes, as members of the same group: on this machine
@@ -34,16 +60,8 @@ class MultiProcessingColocation(python.RunNode[Any]):
           nodes: What to run.
           num_retries_on_failure: How often each node is restarted when it fails.
         """
-        super().__init__()
-        self._nodes: list[python.PyNode] = []
         self._num_retries = num_retries_on_failure
-        for node in nodes:
-            self.add_node(node)
-
-    @property
-    def nodes(self) -> list[python.PyNode]:
-        """The nodes that share a machine."""
-        return self._nodes
+        super().__init__(nodes)
 
     def add_node(self, node: python.PyNode) -> Any:
         """Adds a node and returns its handle.
@@ -51,19 +69,13 @@ class MultiProcessingColocation(python.RunNode[Any]):
         Raises:
           ValueError: it is not a PyNode.
         """
-        if not isinstance(node, python.PyNode):
-            raise ValueError("MultiProcessingColocation only works with PyNodes.")
+        handle = super().add_node(node)
         if self._num_retries and node.restart_policy is None:
             node.restart_policy = base.RestartPolicy(max_restarts=self._num_retries)
-        self._nodes.append(node)
-        return node.create_handle()
-
-    def run(self) -> None:
-        """Never called: engines launch the nodes themselves."""
-        raise NotImplementedError("a MultiProcessingColocation is run by lp.launch() only")
+        return handle
 
 
-class MultiThreadingColocation(python.RunNode[Any]):
+class MultiThreadingColocation(_Colocation):
     """Runs nodes as threads of one process, whatever the launch type.
 
     Add the colocation to the program, not the nodes inside it; their handles come from
@@ -77,16 +89,8 @@ class MultiThreadingColocation(python.RunNode[Any]):
           nodes: What to run.
           return_on_first_completed: True to end all of them when the first one ends.
         """
-        super().__init__()
-        self._nodes: list[python.PyNode] = []
         self._return_on_first_completed = return_on_first_completed
-        for node in nodes:
-            self.add_node(node)
-
-    @property
-    def nodes(self) -> list[python.PyNode]:
-        """The nodes that share a process."""
-        return self._nodes
+        super().__init__(nodes)
 
     @property
     def addresses(self) -> list[lp_address.Address]:
@@ -104,22 +108,20 @@ class MultiThreadingColocation(python.RunNode[Any]):
         Raises:
           ValueError: it is not a PyNode, is a MultiProcessingColocation, or has a restart policy.
         """
-        if not isinstance(node, python.PyNode):
-            raise ValueError("MultiThreadingColocation only works with PyNodes.")
         if isinstance(node, MultiProcessingColocation):
             raise ValueError(
                 "expected a node that runs as a thread, got a MultiProcessingColocation; put the "
                 "MultiThreadingColocation inside it, or add its nodes one by one"
             )
-        if node.restart_policy is not None:
+        if isinstance(node, python.PyNode) and node.restart_policy is not None:
             raise ValueError(
                 "expected a node without a restart policy, because the nodes of a "
                 "MultiThreadingColocation are restarted together; set it on the colocation"
             )
-        self._nodes.append(node)
+        handle = super().add_node(node)
         self.stops_last = self.stops_last or node.stops_last
         self.imports = (*self.imports, *node.imports)
-        return node.create_handle()
+        return handle
 
     def run(self) -> None:
         """Runs all nodes, and returns when they have ended.

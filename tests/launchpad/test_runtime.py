@@ -1,9 +1,8 @@
-"""A node's runtime: addresses of restarted nodes, and concurrent access."""
+"""The addresses of nodes that were restarted."""
 
 from __future__ import annotations
 
 import socket
-import threading
 
 import launchpad as lp
 from launchpad import runtime as lp_runtime
@@ -34,16 +33,3 @@ def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
     assert resolve().startswith("127.0.0.1:")
     book["key"] = first
     assert resolve("127.0.0.2").startswith("127.0.0.2:")
-
-
-def test_a_part_that_is_added_during_the_release_is_released():
-    runtime, late = _runtime(), _runtime()
-
-    class Event(threading.Event):
-        def set(self):
-            runtime.add_part(late)
-            super().set()
-
-    runtime.release_event = Event()
-    runtime.release()
-    assert runtime.release_event.is_set() and late.release_event.is_set()

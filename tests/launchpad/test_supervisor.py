@@ -258,8 +258,7 @@ def test_a_failure_is_named_while_the_others_are_still_ending(caplog):
     assert caplog.text.count("it is broken") == 1
 
 
-def test_a_failure_after_a_signal_is_not_why_the_program_stops(caplog, monkeypatch):
-    monkeypatch.setattr(lp_member, "_ROOT_WINDOW_SECS", 0.0)
+def test_a_failure_after_a_signal_is_not_why_the_program_stops(caplog):
     program = _Program()
     program.supervisor.post(None, "signal", signal.SIGTERM)
     program.wait_for("stop user")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,6 @@ from launchpad.engines import channel as lp_channel
 from launchpad.nodes import tunnel
 from launchpad.rpc import tls
 
-# What a node sends first: its key, its process id, and Ray's id of its machine. The launcher sends
-# one byte back.
-_HELLO = struct.Struct("<16sI28s")
 _CONNECT_SECS = 10.0
 # The kernel accepts connections for a launcher that gets no CPU time: its answer takes longer.
 _HELLO_SECS = 60.0
@@ -70,17 +66,17 @@ class Switchboard:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, struct.error):
-            connection.settimeout(_HELLO_SECS)
-            key, pid, machine = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-            with self._lock:
-                on_call = self._expected.pop(key, None)
-            if on_call is not None:
-                connection.sendall(b"\1")
-                connection.settimeout(None)
-                on_call(lp_channel.Channel(connection), pid, machine.hex())
-                return
-        connection.close()
+        connection.settimeout(_HELLO_SECS)
+        channel = lp_channel.Channel(connection)
+        # What a node sends first: its key, its process id, and Ray's id of its machine.
+        key, *about = channel.receive() or (None,)
+        with self._lock:
+            on_call = self._expected.pop(key, None)
+        if on_call is None or not channel.send("welcome"):
+            channel.close()
+            return
+        connection.settimeout(None)
+        on_call(channel, *about)
 
 
 def call(address: str, secret: bytes, key: bytes, machine: str) -> lp_channel.Channel:
@@ -97,21 +93,15 @@ def call(address: str, secret: bytes, key: bytes, machine: str) -> lp_channel.Ch
     """
     connection = _connect(address, secret)
     connection.settimeout(_HELLO_SECS)
-    try:
-        connection.sendall(_HELLO.pack(key, os.getpid(), bytes.fromhex(machine)))
-        answer = connection.recv(1)
-    except TimeoutError:
-        connection.close()
+    channel = lp_channel.Channel(connection)
+    if not channel.send(key, os.getpid(), machine) or channel.receive() is None:
+        channel.close()
         raise ConnectionError(
-            f"the launcher at {address} did not answer in {_HELLO_SECS:g} s"
-        ) from None
-    except OSError:
-        answer = b""
-    if not answer:
-        connection.close()
-        raise ConnectionError(f"the process at {address} is not the launcher of this program")
+            f"the process at {address} is not the launcher of this program, or has not answered in "
+            f"{_HELLO_SECS:g} s"
+        )
     connection.settimeout(None)
-    return lp_channel.Channel(connection)
+    return channel
 
 
 def _connect(address: str, secret: bytes) -> socket.socket:

@@ -62,12 +62,13 @@ class RayEngine:
         variables = {"OMP_NUM_THREADS": self._launch.environment.get("OMP_NUM_THREADS")}
         if not config.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        surroundings = node_process.Surroundings(
+        spec = engine.make_spec(
+            self._launch,
+            member,
+            self._nodes[member.name],
             {name: value for name, value in variables.items() if name not in told},
-            self._launch.directory,
             self._launch.search_path_of(config) if self._is_own else [],
         )
-        spec = engine.make_spec(self._launch, member, self._nodes[member.name], surroundings)
         machine = self._machines.get(member.name)
         return RayWorker(
             member,
@@ -110,7 +111,7 @@ class NodeActor:
           ConnectionError: the launcher can't be reached.
         """
         atexit._clear()  # Ray's handlers would close the connection on which this call returns.
-        spec.surroundings.enter()
+        spec.enter()
         import ray
 
         machine = ray.get_runtime_context().get_node_id()
