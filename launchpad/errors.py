@@ -154,17 +154,13 @@ def _dumps(error: BaseException) -> bytes:
     Raises:
       Exception: it can't be pickled and loaded again.
     """
-    messages = _messages(error)
-    with contextlib.suppress(Exception):  # Those with their own __init__ often do not load.
-        pickled = pickling.dumps(error)
-        if _messages(pickle.loads(pickled)) == messages:
-            return pickled
-    # Its __init__ takes other arguments, or builds the message from one.
-    with contextlib.suppress(Exception):
-        file = io.BytesIO()
-        _Pickler(file).dump(error)
-        if _messages(pickle.loads(file.getvalue())) == messages:
-            return file.getvalue()
+    # Often, an __init__ of its own takes other arguments, or builds the message from one.
+    for pickler in (pickling.Pickler, _Pickler):
+        with contextlib.suppress(Exception):
+            file = io.BytesIO()
+            pickler(file).dump(error)
+            if _messages(pickle.loads(file.getvalue())) == _messages(error):
+                return file.getvalue()
     pickled = pickling.dumps(error)  # An exception without messages is better than none.
     pickle.loads(pickled)
     return pickled

@@ -94,56 +94,44 @@ class ProgramManager:
         elif timeout is not None:
             timeout, labels_to_wait_for = None, timeout
         try:
-            if labels_to_wait_for or return_on_first_completed:
-                labels = labels_to_wait_for or None
-                return self._wait_for_nodes(timeout, labels, return_on_first_completed)
-            return self._wait(timeout)
+            return self._wait(timeout, labels_to_wait_for or None, return_on_first_completed)
         except errors.NodeFailedError:
             if raise_error:
                 raise
             self._was_failure_raised = False
             return True
 
-    def _wait_for_nodes(
+    def _wait(
         self, timeout: float | None, labels: Sequence[str] | None, is_first_enough: bool
     ) -> bool:
+        supervisor = self._supervisor
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         enough = any if is_first_enough else all
-        while True:
-            states = self._supervisor.states(labels)
-            if enough(state == lp_runtime.ENDED for state in states):
-                break
-            if not {*states} - {lp_runtime.SERVING, lp_runtime.ENDED}:
-                # Servers end only with the program, which may have nothing left to do.
-                self._supervisor.is_awaited = True
-            if time.monotonic() >= deadline:
-                return False
-            if self._supervisor.done.wait(_POLL_SECS):
-                break
-        if not (self._supervisor.done.is_set() or self._supervisor.has_failed):
-            return True
-        # A failed node must not count as a success, although other nodes are still running.
-        return self._wait(deadline - time.monotonic())
-
-    def _wait(self, timeout: float | None) -> bool:
-        self._supervisor.is_awaited = True
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        idle = {lp_runtime.SERVING, lp_runtime.ENDED}
         try:
-            while not self._supervisor.done.wait(
-                max(0.0, min(_POLL_SECS, deadline - time.monotonic()))
-            ):
-                if time.monotonic() >= deadline:
+            while True:
+                is_for_nodes = is_first_enough or labels is not None
+                states = supervisor.states(labels) if is_for_nodes else []
+                have_ended = bool(states) and enough(state == lp_runtime.ENDED for state in states)
+                # A failed node must not count as a success, although others are still running.
+                if have_ended and not supervisor.has_failed:
+                    return True
+                # Servers end only with the program, which may have nothing left to do.
+                supervisor.is_awaited |= idle.issuperset(states)
+                left = deadline - time.monotonic()
+                if supervisor.done.wait(max(0.0, min(_POLL_SECS, left))):
+                    break
+                if left <= 0:
                     return False
         except KeyboardInterrupt:  # No signal handlers in a test launch or off the main thread.
             self.stop()
-            self._supervisor.done.wait()
+            supervisor.done.wait()
             raise
         self._was_awaited = True
-        failure = self._supervisor.failure
-        if failure is not None and not self._was_failure_raised:
+        if supervisor.failure is not None and not self._was_failure_raised:
             self._was_failure_raised = True
-            raise failure
-        if self._supervisor.was_killed and self.signal_number == signal.SIGINT:
+            raise supervisor.failure
+        if supervisor.was_killed and self.signal_number == signal.SIGINT:
             raise KeyboardInterrupt
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 import time
@@ -49,6 +50,8 @@ class Writer:
 
 def work(writer, index: int, scenario: str) -> None:
     lp.stop_event()  # From now on, this node stops by itself, so a signal may come.
+    if scenario == "parents":
+        subprocess.Popen(["sleep", "1000"])
     writer.write(Note(f"started {os.getpid()}"))
     if scenario == "short":
         return

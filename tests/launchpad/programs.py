@@ -75,18 +75,11 @@ def record_tree(tree: dict[str, Any]) -> None:
 
 
 class Failing:
-    """Raises in its constructor or in run(), or kills itself, once the recorder has an entry."""
+    """Raises in its constructor, once the recorder has an entry."""
 
-    def __init__(self, where: str, recorder: Any):
-        self._where = where
+    def __init__(self, recorder: Any):
         while not recorder.entries():
             time.sleep(0.02)
-        if where == "constructor":
-            raise ValueError("no such weather")
-
-    def run(self) -> None:
-        if self._where == "signal":
-            os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such weather")
 
 
@@ -148,9 +141,8 @@ def launch_inside(path: pathlib.Path) -> None:
 
 
 def stop_handlers(recorder: Any) -> None:
-    """Registers two stop handlers and unregisters one."""
+    """Registers two stop handlers and unregisters one; stops the program when others are ready."""
     called = threading.Event()
-    recorder.add("ready")
 
     def unwanted() -> None:
         recorder.add("unwanted")
@@ -162,6 +154,8 @@ def stop_handlers(recorder: Any) -> None:
     lp.register_stop_handler(wanted)
     lp.register_stop_handler(unwanted)
     lp.unregister_stop_handler(unwanted)
+    while not {"waiting", "step"} <= set(recorder.entries()):
+        time.sleep(0.02)
     lp.stop()
     assert called.wait(60)
     assert lp.stop_event().is_set()
@@ -184,10 +178,6 @@ def ignore_stop(recorder: Any) -> None:
     while True:
         with contextlib.suppress(SystemExit):
             time.sleep(0.05)
-
-
-def read_environment(name: str, recorder: Any) -> None:
-    recorder.add((os.environ.get(name), os.environ.get("PYTHONPATH")))
 
 
 def print_lines() -> None:
@@ -326,17 +316,7 @@ def block_for_ever() -> None:
     threading.Event().wait()
 
 
-def read_flags(recorder: Any) -> None:
-    from absl import flags
-
-    recorder.add((flags.FLAGS.lp_termination_notice_secs, flags.FLAGS.lp_demo_flag))
-
-
 def record_environment(names: list[str], recorder: Any) -> None:
-    recorder.add([os.environ.get(name) for name in names])
-
-
-def record_import(recorder: Any) -> None:
     import lp_demo_module
 
-    recorder.add(lp_demo_module.__file__)
+    recorder.add([*map(os.environ.get, names), lp_demo_module.__file__])

@@ -14,7 +14,6 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import attrs
 import pytest
 
 import launchpad as lp
@@ -125,11 +124,6 @@ def test_courier_outside_of_a_program(courier):
     gone = courier.Client(server.address, wait_for_ready=False, call_timeout=60)
     with pytest.raises(courier.StatusNotOk):
         gone.add(1, 2)
-
-
-@attrs.frozen
-class Attributes:
-    inner: object
 
 
 @pytest.mark.parametrize(

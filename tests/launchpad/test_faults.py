@@ -7,7 +7,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -20,8 +19,6 @@ from rl_replicator.processes import guard
 from tests.launchpad import programs
 from tests.suite.leftovers import is_alive
 from tests.waiting import wait_until
-
-_SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
 
 
 class _Parent:
@@ -108,19 +105,6 @@ def test_a_stuck_node_ends_a_program_of_threads(tmp_path):
     manager = lp.launch(program, "test_mt", termination_notice_secs=0.5)
     with pytest.raises(lp.NodeFailedError, match="node stuck/0 failed: ValueError: it is stuck"):
         manager.wait(timeout=100)
-
-
-@pytest.mark.processes
-def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
-    path = tmp_path / "pids"
-    launcher = subprocess.Popen([sys.executable, str(_SCRIPT), str(path)])
-    try:
-        wait_until(lambda: path.exists() and len(path.read_text().split()) == 2)
-    finally:
-        launcher.kill()
-        launcher.wait()
-    for pid in map(int, path.read_text().split()):
-        wait_until(lambda pid=pid: not is_alive(pid))
 
 
 class _Lingering:

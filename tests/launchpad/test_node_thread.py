@@ -85,27 +85,6 @@ def test_nodes_end_under_a_debugger_or_a_profiler(watch):
     subprocess.run(script, env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=100, check=True)
 
 
-def test_a_node_that_ignores_its_interrupt_does_not_hold_up_the_end(caplog):
-    is_there, may_end = threading.Event(), threading.Event()
-
-    def ignore():
-        while not may_end.is_set():
-            try:
-                while not may_end.is_set():
-                    is_there.set()
-                    time.sleep(0.001)
-            except SystemExit:
-                continue
-
-    manager = lp.launch(lp.make_program(lp.PyNode(ignore)), "test_mt", termination_notice_secs=0.5)
-    assert is_there.wait(60)
-    manager.stop()
-    assert manager.wait(timeout=60)
-    may_end.set()
-    assert "still running after 0.5 s (threads cannot be killed): node/0" in caplog.text
-    assert "killed after" not in caplog.text and "left behind" not in caplog.text
-
-
 @pytest.mark.parametrize("is_colocated", [False, True])
 def test_a_node_that_only_serves_is_not_interrupted(is_colocated):
     node = lp.CourierNode(list)

@@ -355,20 +355,23 @@ def test_a_batched_method_runs_in_its_node():
         manager.stop_and_wait()
 
 
-def test_colocated_nodes_share_a_process(engine, tmp_path):
+def test_colocated_nodes_share_a_process_or_a_machine(engine, tmp_path):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     producer = lp.CourierNode(programs.Producer, 5)
     handle = producer.create_handle()
-    inner = [lp.PyNode(programs.tell_pid, recorder, name) for name in "ab"]
+    inner = [lp.PyNode(programs.tell_pid, recorder, name) for name in "abc"]
     loop = lp.PyNode(programs.leave_on_stop, recorder)
-    program.add_node(lp.MultiThreadingColocation([producer, *inner, loop]), label="colocated")
+    together = lp.MultiThreadingColocation([producer, *inner[:2], loop])
+    # On one machine, but in processes of their own.
+    program.add_node(lp.MultiProcessingColocation([together, inner[2]]), label="colocated")
     manager = lp.launch(program, engine, termination_notice_secs=100)
     assert manager.resolve(handle).produce(3) == 15
     client = manager.resolve(recorder)
-    wait_until(lambda: len(client.entries()) == 3)
+    wait_until(lambda: len(client.entries()) == 4)
     pids = dict(e for e in client.entries() if e != "waiting")
     assert pids["a"] == pids["b"]
-    assert (pids["a"] == os.getpid()) == (engine == lp.LaunchType.TEST_MULTI_THREADING)
+    are_threads = engine == lp.LaunchType.TEST_MULTI_THREADING
+    assert (pids["a"] == os.getpid()) == (pids["a"] == pids["c"]) == are_threads
     assert manager.wait(timeout=0.1) is False
     manager.stop_and_wait()
     assert (tmp_path / "entries").read_text().endswith("left\n")
@@ -439,41 +442,6 @@ def test_a_part_that_tells_its_end_twice_does_not_end_the_others():
     assert told == "went on\nwaited\n"
 
 
-def test_nodes_of_a_process_colocation_are_processes(tmp_path):
-    program, recorder = programs.recorder_program(tmp_path / "entries")
-    nodes = [lp.PyNode(programs.tell_pid, recorder, name) for name in "ab"]
-    program.add_node(lp.MultiProcessingColocation(nodes), label="colocated")
-    manager = lp.launch(program, "test_mp")
-    client = manager.resolve(recorder)
-    wait_until(lambda: len(client.entries()) == 2)
-    assert len(dict(client.entries()).keys() | set(dict(client.entries()).values())) == 4
-    assert manager.wait(timeout=60)
-
-
-# -- flags -------------------------------------------------------------------------------
-
-
-def test_flags_reach_processes(tmp_path):
-    from absl import flags
-
-    if "lp_demo_flag" not in flags.FLAGS:
-        flags.DEFINE_integer("lp_demo_flag", 1, "For this test.")
-    was_parsed = flags.FLAGS.is_parsed()
-    flags.FLAGS(["program", "--lp_demo_flag=5", "--lp_termination_notice_secs=7"])
-    try:
-        program, recorder = programs.recorder_program(tmp_path / "entries")
-        with program.group("reader"):
-            program.add_node(lp.PyNode(programs.read_flags, recorder))
-        resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": "6"})}
-        assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
-        assert (tmp_path / "entries").read_text() == "(7, 6)\n"
-    finally:
-        flags.FLAGS.unparse_flags()
-        flags.FLAGS["lp_termination_notice_secs"].unparse()
-        if was_parsed:
-            flags.FLAGS.mark_as_parsed()
-
-
 @pytest.mark.parametrize("is_colocated", [False, True])
 def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is_colocated):
     inner: list[lp.ProgramManager] = []
@@ -500,21 +468,3 @@ def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is
     finally:
         for left in (manager, *inner):
             left.kill()
-
-
-def test_waiting_for_some_of_the_nodes(caplog):
-    release = threading.Event()
-    program = lp.Program("some")
-    for label, function in (("short", int), ("long", release.wait)):
-        program.add_node(lp.PyNode(function), label=label)
-    resources = {"elsewhere": lp.PythonProcess()}
-    manager = lp.launch(program, "test_mt", local_resources=resources)
-    assert "local_resources names ['elsewhere']" in caplog.text
-    assert manager.wait(labels_to_wait_for=["short"], timeout=60)
-    assert manager.wait(return_on_first_completed=True, timeout=60)
-    assert not manager.wait(labels_to_wait_for=["long"], timeout=0.3)
-    assert not manager.wait(labels_to_wait_for=[], timeout=0.3)  # Waits for all, as in upstream.
-    with pytest.raises(ValueError, match=r"expected groups out of \['long', 'short'\], got"):
-        manager.wait(labels_to_wait_for=["missing"])
-    release.set()
-    assert manager.wait([]) and manager.is_done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -88,42 +89,26 @@ def test_colocations_go_to_one_machine_each():
 
 @pytest.mark.parametrize("engine", ["test_mp", "ray"])
 def test_nodes_see_their_environment(engine, request, tmp_path, monkeypatch):
+    """A group's own PYTHONPATH comes before where the launcher imports from."""
     if engine == "ray":
         request.getfixturevalue("ray_connection")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    program, recorder = programs.recorder_program(tmp_path / "entries")
-    names = ("DEMO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
-    with program.group("told"):
-        program.add_node(lp.PyNode(programs.record_environment, names, recorder))
-    with program.group("untold"):
-        program.add_node(lp.PyNode(programs.record_environment, names, recorder))
-    resources = {"told": lp.PythonProcess(env={"DEMO": 3}, threads=2, gpus=0)}
-    lp.launch(program, engine, local_resources=resources).wait(timeout=60)
-    path = os.environ.get("PYTHONPATH")
-    hidden = "" if engine == "ray" else os.environ.get("CUDA_VISIBLE_DEVICES")
-    assert sorted((tmp_path / "entries").read_text().splitlines()) == sorted(
-        [f"['3', '', '2', {path!r}]", f"[None, {hidden!r}, None, {path!r}]"]
-    )
-
-
-@pytest.mark.parametrize("engine", ["test_mp", "ray"])
-def test_a_groups_own_python_path_comes_first(engine, request, tmp_path, monkeypatch):
-    """Previously, it was set, but nothing was imported from there."""
-    if engine == "ray":
-        request.getfixturevalue("ray_connection")
     for directory in ("launcher", "group"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "lp_demo_module.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "launcher")
     monkeypatch.chdir(tmp_path)
     program, recorder = programs.recorder_program(tmp_path / "entries")
-    for label in ("own", "fresh", "launcher"):
-        program.add_node(lp.PyNode(programs.record_import, recorder), label=label)
-    env = {"PYTHONPATH": f"{tmp_path}:group"}  # Relative to the working directory.
-    resources = {
-        "own": lp.PythonProcess(env=env),
-        "fresh": lp.PythonProcess(env=env, fresh_interpreter=True),
-    }
+    names = ("DEMO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
+    for label in ("told", "fresh", "untold"):
+        program.add_node(lp.PyNode(programs.record_environment, names, recorder), label=label)
+    env = {"DEMO": 3, "PYTHONPATH": f"{tmp_path}:group"}  # Relative to the working directory.
+    told = lp.PythonProcess(env=env, threads=2, gpus=0)
+    resources = {"told": told, "fresh": dataclasses.replace(told, fresh_interpreter=True)}
     lp.launch(program, engine, local_resources=resources).wait(timeout=60)
-    found = [f"{tmp_path}/{name}/lp_demo_module.py" for name in ("group", "group", "launcher")]
-    assert sorted((tmp_path / "entries").read_text().splitlines()) == found
+    hidden = "" if engine == "ray" else os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = ["3", "", "2", f"{tmp_path}:group", f"{tmp_path}/group/lp_demo_module.py"]
+    path = os.environ.get("PYTHONPATH")
+    plain = [None, hidden, None, path, f"{tmp_path}/launcher/lp_demo_module.py"]
+    rows = (tmp_path / "entries").read_text().splitlines()
+    assert sorted(rows) == sorted(map(str, [seen, seen, plain]))

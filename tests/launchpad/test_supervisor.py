@@ -135,7 +135,11 @@ def _raised(text: str) -> errors.ExceptionRecord:
 def test_servers_outlive_runs_and_stores_outlive_all():
     program = _Program()
     program.state("store", lp_runtime.RUNNING)  # A neighbour in its colocation has work to do.
-    program.supervisor.post(None, "stop")
+    manager = lp_manager.ProgramManager(program.supervisor, is_test=True)
+    assert not manager.wait(labels_to_wait_for=[], timeout=0.1), (
+        "no label stands for all, as in upstream"
+    )
+    manager.stop()
     program.wait_for("stop store")
     program.state("user", lp_runtime.SERVING)
     time.sleep(0.3)
@@ -168,6 +172,10 @@ def test_a_server_without_work_of_its_own_ends_with_the_program():
     program = _Program()
     manager = lp_manager.ProgramManager(program.supervisor, is_test=True)
     assert not manager.wait(return_on_first_completed=True, timeout=np.float32(0.3))
+    with pytest.raises(
+        ValueError, match=r"expected groups out of \['other', 'store', 'user'\], got"
+    ):
+        manager.wait(["missing"])
     program.state("user", lp_runtime.SERVING)  # It has done its work.
     assert manager.wait(return_on_first_completed=True, timeout=np.int64(60))
     assert manager.wait(labels_to_wait_for=["user"], timeout=60)

@@ -12,18 +12,11 @@ import launchpad as lp
 from launchpad.examples.consumer_producers import program as consumer_producers
 from tests.launchpad import upstream_programs
 
-_PROGRAMS = {
-    "reverb": (upstream_programs.make_reverb_program, "[0, 1, 2]"),
-    "cacher": (upstream_programs.make_cacher_program, "([[2, 2, 2], [3, 3, 3]], True)"),
-}
 
-
-@pytest.mark.parametrize("name", _PROGRAMS)
-def test_it_runs_unmodified(engine, name, tmp_path):
-    make_program, expected = _PROGRAMS[name]
+def test_it_runs_unmodified(engine, tmp_path):
     path = tmp_path / "result"
-    lp.launch(make_program(str(path)), launch_type=engine).wait()
-    assert path.read_text() == expected
+    lp.launch(upstream_programs.make_program(str(path)), launch_type=engine).wait()
+    assert path.read_text() == "[[2, 2, 2], [3, 3, 3]] True"
 
 
 @pytest.mark.parametrize(
