@@ -100,7 +100,7 @@ class LocalWorker(lp_channel.RemoteWorker):
 
     def start(self) -> None:
         """Starts the process in the background, because the fork server may still be importing."""
-        # The same thread starts and awaits it: the kernel kills a child when the thread that
+        # The same thread starts and awaits it: the kernel kills a command when the thread that
         # started it ends.
         self._thread(self._live, "process")
 
@@ -133,19 +133,17 @@ class LocalWorker(lp_channel.RemoteWorker):
             group = self._spawn(*writers)
         with self._life:
             self._group = group
-            # If it was killed before, its end has been reported. Its program may have ended and
-            # closed the guard; a guard that started again would never be closed.
-            is_unwanted = self._is_killed
-            if not is_unwanted:
+            # The program of one that was killed before may have ended and closed the guard, which
+            # would never be closed if it started again.
+            if self._is_killed:
+                group.kill()
+            else:
                 group.guarded_by(self._guard)
-        if is_unwanted:
-            group.kill()
         self._begin()
         code = group.wait()
         copier.drain(_OUTPUT_SECS)
         self.report_end(self._death(code))
-        if is_unwanted:  # Its end was reported before, and nothing else closes its channel.
-            self.close()
+        self.close()
 
     def _spawn(self, *outputs: int) -> process_group.ProcessGroup:
         """Starts the process with these descriptors as its output."""

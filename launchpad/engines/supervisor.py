@@ -97,7 +97,7 @@ class Supervisor:
         }
         self._published: dict[str, str] = {}
         self._failures: list[lp_member.Failure] = []
-        self._restarts: dict[tuple[str, int | None], lp_member.Restarts] = {}
+        self._counts: dict[tuple[str, int | None], lp_member.Restarts] = {}
         # Groups that are about to be restarted, and when.
         self._groups: dict[str, float] = {}
         self.is_awaited = False
@@ -204,7 +204,6 @@ class Supervisor:
             member.worker.start()
         except Exception as error:  # For example too many open files or threads.
             self._end(member, errors.ExceptionRecord.of(error))
-            return
 
     def _finish(self) -> None:
         try:
@@ -317,7 +316,7 @@ class Supervisor:
             return None
         # Nodes that are restarted together are counted together.
         key = (member.label, None if policy.together else member.index)
-        restarts = self._restarts.setdefault(key, lp_member.Restarts(policy))
+        restarts = self._counts.setdefault(key, lp_member.Restarts(policy))
         # Time spent stuck does not count: a node that gets stuck again and again has no progress.
         pause = restarts.next_pause(now - member.started_at - record.stuck_secs)
         if pause is not None:

@@ -162,27 +162,26 @@ class MultiThreadingColocation(_Colocation):
 
 
 class _States:
-    """Reports one state for several nodes to the supervisor: the least advanced of theirs."""
+    """Reports one state for several nodes to the supervisor.
+
+    It is RUNNING as soon as one of them has work of its own, and as long as one has; otherwise, it
+    is the least advanced of theirs.
+    """
 
     def __init__(self, runtime: lp_runtime.NodeRuntime, num_nodes: int):
         self._runtime = runtime
         self._states = [lp_runtime.STARTING] * num_nodes
         self._told = lp_runtime.STARTING
-        self._has_run = False
         self._lock = threading.Lock()
 
     def set(self, index: int, state: str) -> None:
+        order, running = lp_runtime.STATES.index, lp_runtime.RUNNING
         with self._lock:
             self._states[index] = state
-            self._has_run |= state == lp_runtime.RUNNING
-            least = min(self._states, key=lp_runtime.STATES.index)
-            if least == self._told:
-                return
-            if self._told == lp_runtime.STARTING and self._has_run and least != lp_runtime.RUNNING:
-                # The supervisor must learn that this node has had work of its own.
-                self._runtime.set_state(lp_runtime.RUNNING)
-            self._told = least
-            self._runtime.set_state(least)
+            common = running if running in self._states else min(self._states, key=order)
+            if order(common) > order(self._told):
+                self._told = common
+                self._runtime.set_state(common)
 
 
 class _Part:

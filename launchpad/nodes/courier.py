@@ -129,15 +129,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         if lp_runtime.current() is not None:
             return self._run_in_program()
         instance = self._construct_instance()
-        port = lp_address.get_port_from_address(self._address.resolve())
-        kwargs = {"port": port, **self._courier_kwargs}
-        kwargs.pop("name", None)
-        server = rpc_server.MethodServer(
-            tls.secret_of_user(),
-            f"{tls.LOOPBACK}:{kwargs.pop('port')}",
-            identity=self._address.key,
-            **kwargs,
-        )
+        server = make_server(None, self._address, self._courier_kwargs)
         server.bind_methods(instance)
         if _hand_over(server, instance):
             self.run_instance(instance)
@@ -158,23 +150,30 @@ def _hand_over(server: rpc_server.MethodServer, instance: Any) -> bool:
 
 
 def make_server(
-    runtime: lp_runtime.NodeRuntime, address: lp_address.Address, kwargs: Mapping[str, Any]
+    runtime: lp_runtime.NodeRuntime | None, address: lp_address.Address, kwargs: Mapping[str, Any]
 ) -> rpc_server.MethodServer:
     """Binds the server of a node; nothing is served or published yet.
 
+    Args:
+      runtime: The runtime of the node; None outside a program.
+      address: The address of the node.
+      kwargs: Arguments of the server.
+
     Raises:
-      OSError: the port in `kwargs` is taken.
+      OSError: the port in `kwargs`, or that of the address outside a program, is taken.
     """
-    host, before = runtime.info.host, runtime.book.get(address.key)
     kwargs = dict(kwargs)
     port = kwargs.pop("port", None)
     kwargs.pop("name", None)  # Upstream's; clients need the address.
+    secret = runtime.info.secret if runtime else tls.secret_of_user()
 
     def make(at: str) -> rpc_server.MethodServer:
-        return rpc_server.MethodServer(
-            runtime.info.secret, at, runtime=runtime, identity=address.key, **kwargs
-        )
+        return rpc_server.MethodServer(secret, at, runtime=runtime, identity=address.key, **kwargs)
 
+    if runtime is None:
+        port = port or lp_address.get_port_from_address(address.resolve())
+        return make(f"{tls.LOOPBACK}:{port}")
+    host, before = runtime.info.host, runtime.book.get(address.key)
     if port:
         return make(f"{host}:{port}")
     if host == tls.LOOPBACK:
