@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,41 @@ def check_option(is_good: bool, option: str, expected: str, received: object) ->
     if not is_good:
         name = option.replace("_", "-")
         raise ConfigError(f"--{name}: expected {expected}, got {received}")
+
+
+def check_count(name: str, number: Any, remedy: str) -> int:
+    """Returns a number of things, which may be an integer of NumPy, as one of Python.
+
+    Args:
+      name: name of the number, for the error.
+      number: the number.
+      remedy: what to do, for the error.
+
+    Raises:
+      ConfigError: if it is not an integer, or below 1.
+    """
+    try:
+        count = operator.index(number)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ConfigError(
+            f"expected {name} to be a whole number of at least 1, got {number!r}; {remedy}"
+        )
+    return count
+
+
+def check_seconds(**seconds: float) -> None:
+    """Checks durations, given by their names.
+
+    Raises:
+      ConfigError: if one of them is not positive.
+    """
+    for name, value in seconds.items():
+        if not value > 0:
+            raise ConfigError(
+                f"expected {name} above 0 seconds, got {value}; omit it for its default"
+            )
 
 
 def created_outside(variable: str) -> ConfigError:

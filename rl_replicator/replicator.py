@@ -14,6 +14,7 @@ import tensorflow as tf
 from rl_replicator import collectives, errors
 from rl_replicator.checkpoints import pending_work
 from rl_replicator.collectives import collectives as collectives_lib
+from rl_replicator.graphs import leaves
 from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
 from rl_replicator.step import host as host_lib
@@ -239,11 +240,8 @@ class Replicator(abc.ABC):
             collectives or return different nests; if some replicas may skip a collective; if the
             inputs are those of another replicator; or if `check_every` is below 1.
         """
-        if check_every is not None and check_every < 1:
-            raise errors.ConfigError(
-                f"expected check_every of at least 1 step, got {check_every}; use None to compare "
-                "nothing"
-            )
+        if check_every is not None:
+            errors.check_count("check_every", check_every, "use None to compare nothing")
         if inputs not in self._inputs:
             is_other = isinstance(inputs, inputs_lib.Inputs)
             raise errors.ConfigError(
@@ -296,15 +294,16 @@ class Replicator(abc.ABC):
           A function without arguments, each call of which evaluates all data and returns the sums.
 
         Raises:
-          ConfigError: if the replicas do not divide the batch size, the data cannot be padded or
-            never ends, or a sum is complex.
+          ConfigError: if the replicas do not divide the batch size, or the data cannot be padded or
+            never ends.
         """
         context = inputs_lib.InputContext(self.num_replicas)
         size = context.per_replica_batch_size(global_batch_size)
         inputs = self.make_inputs(functools.partial(evaluation.finite, input_fn), pad_to=size)
 
         def step_fn(element: Any) -> Any:
-            return collectives.all_sum(evaluation.checked(sums_fn(*element)))
+            sums = leaves.as_tensors(sums_fn(*element), "from sums_fn")
+            return collectives.all_sum(sums)
 
         step = self._make_evaluation_step(step_fn, inputs)
         return evaluation.EvaluationStep(self._host, step, inputs)

@@ -89,10 +89,8 @@ class Checkpointer:
           ConfigError: if `keep` is below 1, or `directory` is a URL.
         """
         check_local(directory)
-        if keep < 1:
-            raise errors.ConfigError(f"expected keep to be at least 1, got {keep}; use 2")
         self._directory = pathlib.Path(directory)
-        self._keep = keep
+        self._keep = errors.check_count("keep", keep, "use 2")
         self._writing: futures.Future[CheckpointInfo] | None = None
         self._write_seconds = 0.0
 

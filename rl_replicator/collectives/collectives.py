@@ -192,11 +192,9 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
       float32.
 
     Raises:
-      ConfigError: if the list is empty, the op is unknown, or a tensor cannot be reduced.
+      ConfigError: if the op is unknown, or a tensor cannot be reduced.
     """
     check_op(op)
-    if not xs:
-        raise errors.ConfigError("expected at least one item to reduce, got none; pass some")
 
     def reduce(*ys: Any) -> Any:
         if ys[0] is None:

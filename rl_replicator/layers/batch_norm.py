@@ -140,15 +140,9 @@ class CrossReplicaBatchNorm(snt.Module):
           A tensor of the shape and dtype of `inputs`.
 
         Raises:
-          ConfigError: if `inputs` are not floating, a flag is a tensor, or a scale or an offset is
-            passed although the layer has created one.
+          ConfigError: if `inputs` are not floating, or a scale or an offset is passed although the
+            layer has created one.
         """
-        for flag in (is_training, test_local_stats):
-            if not isinstance(flag, (bool, int)):
-                raise errors.ConfigError(
-                    "expected True or False for is_training and test_local_stats, got a "
-                    f"{type(flag).__name__}; build one step for each"
-                )
         if (scale is not None and self._create_scale) or (
             offset is not None and self._create_offset
         ):

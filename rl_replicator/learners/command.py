@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tyro
 
-from rl_replicator.errors import ConfigError, UsageError
-from rl_replicator.learners.contract import Learner, annotation, check_steps
+from rl_replicator.errors import ConfigError, UsageError, check_count
+from rl_replicator.learners.contract import Learner, annotation
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import trackers
@@ -252,7 +252,7 @@ class LearnerCommand:
                 f"{type(learner).__name__}; return an instance of a subclass"
             )
         remedy = "set it in its constructor to the number of steps of the whole run"
-        check_steps(
+        check_count(
             f"num_steps of {type(learner).__name__}", getattr(learner, "num_steps", None), remedy
         )
         return learner

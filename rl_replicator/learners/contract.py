@@ -12,13 +12,12 @@ import abc
 import dataclasses
 import inspect
 import keyword
-import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, check_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,27 +53,6 @@ def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
         except Exception:
             return found
     return get_args(found)[0] if get_origin(found) is Annotated else found
-
-
-def check_steps(name: str, number: Any, remedy: str) -> None:
-    """Checks a number of steps, which may be a NumPy integer.
-
-    Args:
-      name: name of the number, for the error.
-      number: the number.
-      remedy: what to do, for the error.
-
-    Raises:
-      ConfigError: if it is not an integer, or below 1. Steps are compared with multiples of it.
-    """
-    try:
-        is_good = operator.index(number) >= 1
-    except TypeError:
-        is_good = False
-    if not is_good:
-        raise ConfigError(
-            f"expected {name} to be a whole number of at least 1, got {number!r}; {remedy}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +118,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         remedy = "round it, or return None from evaluation() for none"
-        check_steps("every of an Evaluation", self.every, remedy)
+        check_count("every of an Evaluation", self.every, remedy)
 
     def best_figure(self, names: Iterable[str]) -> str:
         """Returns the name of the figure that `best` names.

@@ -201,8 +201,5 @@ def _check(phases: tuple[Phase, ...]) -> None:
             f"{[phase.name for phase in phases]}; name the phases in phases()"
         )
     for phase in phases:
-        if phase.times < 1:
-            raise errors.ConfigError(
-                f"expected phase {phase.name!r} to run at least once in a step, got times="
-                f"{phase.times}; leave it out of phases() if you do not need it"
-            )
+        remedy = "leave the phase out of phases() if you do not need it"
+        errors.check_count(f"times of phase {phase.name!r}", phase.times, remedy)

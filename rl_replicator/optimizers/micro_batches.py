@@ -79,27 +79,16 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
 
 def _size(batch: list[tf.Tensor], num_micro_batches: int) -> Any:
     """Returns the number of examples in a micro-batch: an int, or a scalar if it is dynamic."""
-    if num_micro_batches < 1:
+    errors.check_count("num_micro_batches", num_micro_batches, "use 1 for the whole batch")
+    are_batches = bool(batch) and all(x.shape.rank != 0 for x in batch)
+    lengths = {x.shape[0] for x in batch} - {None} if are_batches else set()
+    if not are_batches or len(lengths) > 1 or any(n % num_micro_batches for n in lengths):
         raise errors.ConfigError(
-            f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
+            f"expected tensors [B, ...] of one B, a multiple of {num_micro_batches} micro-batches, "
+            f"got shapes {', '.join(str(x.shape) for x in batch) or 'of no tensor'}; change the "
+            "batch or the number, and leave out what has no entry for each example"
         )
-    if not batch or any(x.shape.rank == 0 for x in batch):
-        raise errors.ConfigError(
-            "expected tensors [B, ...] in the batch, got a scalar or no tensor; remove scalars"
-        )
-    lengths = {x.shape[0] for x in batch} - {None}
-    if len(lengths) > 1:
-        raise errors.ConfigError(
-            f"expected tensors of one length in the batch, got {sorted(lengths)}; "
-            "remove tensors without an entry for each example"
-        )
-    length = lengths.pop() if lengths else tf.shape(batch[0])[0]
-    if isinstance(length, int) and length % num_micro_batches:
-        raise errors.ConfigError(
-            f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got "
-            f"{length} examples; change one of the two"
-        )
-    return length // num_micro_batches
+    return (lengths.pop() if lengths else tf.shape(batch[0])[0]) // num_micro_batches
 
 
 def _rest(x: tf.Tensor) -> list[Any]:

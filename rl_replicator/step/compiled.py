@@ -1,7 +1,6 @@
 """The compiled step: `step_fn` on every replica, once or several times in one call."""
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, TypeAlias
@@ -60,7 +59,10 @@ class ReplicatedStep:
           check_every: see `Replicator.replicate`.
         """
         self._host = host
-        self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
+        self.steps_per_call = steps_per_call
+        if steps_per_call is not None:
+            remedy = "use None for one step whose outputs are not stacked"
+            self.steps_per_call = errors.check_count("steps_per_call", steps_per_call, remedy)
         self._inputs = inputs
         self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
         self._converted = leaves.converted(step_fn)
@@ -335,20 +337,6 @@ class ReplicatedStep:
             )
             for _ in range(self._host.num_local_replicas)
         ]
-
-
-def _whole(steps_per_call: int) -> int:
-    """Returns `steps_per_call` as a Python int. Raises `ConfigError` unless it is at least 1."""
-    try:
-        number = operator.index(steps_per_call)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise errors.ConfigError(
-            f"expected a whole steps_per_call of at least 1, got {steps_per_call!r}; "
-            "use None for one step whose outputs are not stacked"
-        )
-    return number
 
 
 def _replica_seed(seed: int | None, host: host_lib.Host, index: int) -> int | None:

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.graphs import leaves
 from rl_replicator.step import compiled, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
@@ -34,7 +33,7 @@ class EvaluationStep:
 
         Returns:
           The sums over all examples, the same in every process: the nest that `sums_fn` returns,
-          with NumPy arrays of float64 and int64 as leaves. None stays None.
+          with NumPy arrays of float64, int64 and complex128 as leaves. None stays None.
 
         Raises:
           ConfigError: if there is no data.
@@ -100,26 +99,6 @@ def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> An
     return data
 
 
-@tf.autograph.experimental.do_not_convert
-def checked(sums: Any) -> Any:
-    """Returns the sums over a batch, after checking that they are real numbers.
-
-    Args:
-      sums: a nest of tensors and None.
-
-    Raises:
-      ConfigError: if one is complex, or not a tensor.
-    """
-    sums = leaves.as_tensors(sums, "from sums_fn")
-    for x in tf.nest.flatten(sums):
-        if x is not None and x.dtype.is_complex:
-            raise errors.ConfigError(
-                f"expected sums_fn to return real sums, got {x.dtype.name}; return the real and "
-                "the imaginary part (tf.math.real, tf.math.imag) as two sums"
-            )
-    return sums
-
-
 def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return None if a is None or b is None else a + b
 
@@ -127,4 +106,5 @@ def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 def _wide(x: tf.Tensor) -> np.ndarray:
     """Converts to a dtype in which long sums are sufficiently exact."""
     value = x.numpy()
-    return value.astype(np.int64 if value.dtype.kind in "iub" else np.float64)
+    wide = {"c": np.complex128, **dict.fromkeys("iub", np.int64)}
+    return value.astype(wide.get(value.dtype.kind, np.float64))

@@ -391,10 +391,10 @@ def test_misuse_has_one_line(replicator):
             inputs,
         )
     for steps in (0, 1.5, "2"):
-        match = f"whole steps_per_call of at least 1, got {steps!r}"
+        match = f"steps_per_call to be a whole number of at least 1, got {steps!r}"
         with pytest.raises(rr.ConfigError, match=match):
             replicator.replicate(lambda x: x, inputs, steps_per_call=steps)
-    with pytest.raises(rr.ConfigError, match="check_every of at least 1 step, got 0"):
+    with pytest.raises(rr.ConfigError, match="check_every to be a whole number"):
         replicator.replicate(lambda x: x, inputs, check_every=0)
     with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
         replicator.make_inputs(lambda context: 3)

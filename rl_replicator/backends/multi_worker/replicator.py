@@ -57,15 +57,9 @@ class MultiWorkerReplicator(replicator.Replicator):
             not positive.
           WorkerLost: if workers did not start; names them.
         """
-        for name, seconds in (
-            ("start_timeout", start_timeout),
-            ("peer_timeout", peer_timeout),
-            ("call_timeout", call_timeout),
-        ):
-            if not seconds > 0:
-                raise errors.ConfigError(
-                    f"expected {name} above 0 seconds, got {seconds}; omit it for its default"
-                )
+        errors.check_seconds(
+            start_timeout=start_timeout, peer_timeout=peer_timeout, call_timeout=call_timeout
+        )
         if cluster is None:
             cluster = cluster_lib.Cluster.from_environment()
         devices.grow_gpu_memory()

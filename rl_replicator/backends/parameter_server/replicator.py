@@ -66,7 +66,12 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
           WorkerLost: if processes did not start; names them.
           SystemExit: in a worker or parameter server, when the chief has ended.
         """
-        _check(max_staleness, start_timeout, worker_timeout)
+        if max_staleness is not None and max_staleness < 0:
+            raise errors.ConfigError(
+                f"expected max_staleness to be at least 0, got {max_staleness}; use None for no "
+                "bound"
+            )
+        errors.check_seconds(start_timeout=start_timeout, worker_timeout=worker_timeout)
         cluster = cluster_lib.Cluster.from_environment() if cluster is None else cluster
         _check_cluster(cluster)
         if cluster.task_type != "chief":
@@ -175,18 +180,6 @@ class _WorkersHost(host.Host):
         size = (variable.shape.num_elements() or 0) * variable.dtype.size
         self._sizes[device] += size + 1024
         return variable
-
-
-def _check(max_staleness: int | None, start_timeout: float, worker_timeout: float) -> None:
-    if max_staleness is not None and max_staleness < 0:
-        raise errors.ConfigError(
-            f"expected max_staleness to be at least 0, got {max_staleness}; use None for no bound"
-        )
-    for name, seconds in (("start_timeout", start_timeout), ("worker_timeout", worker_timeout)):
-        if not seconds > 0:
-            raise errors.ConfigError(
-                f"expected {name} above 0 seconds, got {seconds}; omit it for its default"
-            )
 
 
 def _check_cluster(cluster: cluster_lib.Cluster) -> None:

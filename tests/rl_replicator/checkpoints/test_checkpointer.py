@@ -137,7 +137,7 @@ def test_nothing_there(tmp_path):
     with pytest.raises(rr.CheckpointError, match="expected a checkpoint in"):
         checkpointer.restore({})
     assert not (tmp_path / "none").exists()
-    with pytest.raises(rr.ConfigError, match="keep to be at least 1"):
+    with pytest.raises(rr.ConfigError, match="keep to be a whole number of at least 1"):
         checkpoints.Checkpointer(tmp_path, keep=0)
 
 

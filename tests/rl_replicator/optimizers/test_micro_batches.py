@@ -74,11 +74,11 @@ def test_collectives_are_refused_in_a_loop():
 def test_a_batch_that_does_not_divide():
     x = tf.ones([10])
     for batch, count, message in (
-        (x, 4, "multiple of 4 micro-batches, got 10 examples"),
-        (x, 0, "at least 1 micro-batch, got 0"),
-        ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
-        ([x, 1.0], 5, "got a scalar"),
-        ([], 5, "or no tensor"),
+        (x, 4, r"multiple of 4 micro-batches, got shapes \(10,\); change"),
+        (x, 0, "num_micro_batches to be a whole number of at least 1, got 0"),
+        ([x, tf.ones([5])], 5, r"of one B, .* got shapes \(10,\), \(5,\)"),
+        ([x, 1.0], 5, r"got shapes \(10,\), \(\)"),
+        ([], 5, "got shapes of no tensor"),
     ):
         with pytest.raises(rr.ConfigError, match=message):
             micro_batches.accumulate(tf.nest.flatten, batch, count)
