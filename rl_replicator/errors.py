@@ -85,6 +85,10 @@ class CheckpointError(UsageError):
     """A checkpoint that cannot be written, is corrupt, or does not fit the program."""
 
 
+class Diverged(UsageError):  # noqa: N818 - named like those below
+    """A metric or a variable of a run is NaN or infinite."""
+
+
 # Exit status of a command that ends with a `DiskError`: "input/output error" in sysexits.h. Unlike
 # status 2, it does not mean that the settings are wrong.
 DISK_STATUS = 74

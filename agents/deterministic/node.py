@@ -21,7 +21,7 @@ from agents.nodes.saver import finite_state, mark_last_step
 from agents.replay import local
 from agents.replay.checkpoint import prefilled
 from rl_replicator.checkpoints import Checkpointer, CheckpointInfo
-from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.checkpoints.parts import JsonPart, JsonValue, TrackablePart
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import random_ops
 
@@ -156,7 +156,7 @@ class TurnsNode(abc.ABC):
         """Saves everything that the run depends on.
 
         Raises:
-          LearnerDiverged: if a variable of the learner holds NaN or infinity.
+          Diverged: if a variable of the learner holds NaN or infinity.
           CheckpointError: if the memory of the exploration could not be read back.
         """
         if self._saved_at_step == self._steps:
@@ -175,7 +175,7 @@ class TurnsNode(abc.ABC):
                 **self._parts(),
                 "learner": finite_state(self._learner, self._checkpointer),
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
-                "progress": JsonPart(lambda: progress, lambda _: None),
+                "progress": JsonValue(progress),
             },
         )
         self._saved_at_step = self._steps

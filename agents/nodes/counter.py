@@ -15,7 +15,7 @@ from agents.learning.weights import WeightsPart
 from agents.nodes import starts
 from agents.nodes.timing import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.checkpoints.parts import JsonPart, JsonValue
 from rl_replicator.errors import CheckpointError
 from rl_replicator.runs.metrics import MetricWriter, read_metrics, space_needed
 from rl_replicator.runs.run_directory import RunDirectory
@@ -346,7 +346,7 @@ class Counter:
                 learner_steps,
                 {
                     "weights": WeightsPart(weights),
-                    "progress": JsonPart(lambda: progress, lambda _: None),
+                    "progress": JsonValue(progress),
                 },
             )
             self._best_return = mean

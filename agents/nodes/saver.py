@@ -19,8 +19,8 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, program_folder
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
 from rl_replicator.checkpoints import Checkpointer, pending_work
-from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
-from rl_replicator.errors import CheckpointError, UsageError
+from rl_replicator.checkpoints.parts import JsonValue, TrackablePart, VariableValues
+from rl_replicator.errors import CheckpointError
 from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
@@ -43,10 +43,6 @@ _LEARNER_SECONDS = 2.0
 _PAUSE_PER_LEARNER = 100.0
 
 
-class LearnerDiverged(UsageError):  # noqa: N818 - named like `rl_replicator.learners`' own
-    """A variable of an agent's learner holds NaN or infinity."""
-
-
 def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableValues:
     """Copies all variables of a learner, for a checkpoint.
 
@@ -55,7 +51,7 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
       checkpointer: provides the newest checkpoint, from which the run could continue.
 
     Raises:
-      LearnerDiverged: if a variable holds NaN or infinity. If it were saved, it would replace the
+      Diverged: if a variable holds NaN or infinity. If it were saved, it would replace the
         checkpoints from which the run can still continue.
     """
     part = TrackablePart(**learner.trackables())
@@ -64,11 +60,9 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
     bad = values.first_not_finite()
     if bad is None:
         return values
-    latest = checkpointer.latest()
-    saved = f"the newest checkpoint is of step {latest.step}" if latest else "no checkpoint yet"
-    raise LearnerDiverged(
-        f"expected finite numbers, got NaN or infinity in variable {bad!r} after learner step "
-        f"{learner.num_steps}; lower the learning rates, or scale the rewards ({saved})"
+    raise checkpointer.diverged(
+        f"NaN or infinity in variable {bad!r} after learner step {learner.num_steps}",
+        "lower the learning rates, or scale the rewards",
     )
 
 
@@ -168,7 +162,7 @@ class Saver:
 
         Raises:
           CheckpointError: if the last save failed.
-          LearnerDiverged: if a save is due, and a variable holds NaN or infinity.
+          Diverged: if a save is due, and a variable holds NaN or infinity.
           ReplayError: if the replay has not been saved for ten minutes.
         """
         if not self._checkpointer.is_saving:
@@ -184,7 +178,7 @@ class Saver:
 
         Raises:
           CheckpointError: if the last save of the learner failed.
-          LearnerDiverged: if a variable holds NaN or infinity.
+          Diverged: if a variable holds NaN or infinity.
         """
         self._learner_only.wait()
         busy = self._copy_seconds + self._learner_only.write_seconds
@@ -200,7 +194,7 @@ class Saver:
         """Copies the state and begins to save it, unless the newest checkpoint holds it already.
 
         Raises:
-          LearnerDiverged: if a variable holds NaN or infinity.
+          Diverged: if a variable holds NaN or infinity.
         """
         steps = self._learner.num_steps
         # The counter's number of learner steps may be a second old.
@@ -218,7 +212,7 @@ class Saver:
                 **self._replay_parts(),  # First, so that little is inserted before it is written.
                 "learner": learner,
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
-                "progress": JsonPart(lambda: progress, lambda _: None),
+                "progress": JsonValue(progress),
             },
         )
         self._begun = state

@@ -22,7 +22,8 @@ class ReplayError(Exception):
 class ReplayPart:
     """Lets the replay server write its tables, and moves them into the checkpoint.
 
-    The server's folder and the checkpoints must be on one file system that the learner sees.
+    The server's folder and the checkpoints must be on one file system that the learner sees. A
+    server loads a checkpoint only when it starts.
     """
 
     def __init__(self, client: reverb.Client):
@@ -56,9 +57,6 @@ class ReplayPart:
         """Returns this object: the server writes its tables when `save` is called."""
         return self
 
-    def restore(self, folder: Path) -> None:
-        """Does nothing: a Reverb server loads a checkpoint only when it starts."""
-
 
 class SameReplayPart:
     """Links the replay of an earlier checkpoint: instantaneous if the file system supports links.
@@ -83,9 +81,6 @@ class SameReplayPart:
     def capture(self) -> "SameReplayPart":
         """Returns this object: the files do not change."""
         return self
-
-    def restore(self, folder: Path) -> None:
-        """Does nothing; see `ReplayPart`."""
 
 
 def part_name(shard: int) -> str:

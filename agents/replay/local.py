@@ -20,7 +20,7 @@ from agents.replay.priorities import for_table
 from agents.replay.queue import unpacked
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import Layout, Sample
-from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.checkpoints.parts import JsonPart, JsonValue
 
 _STATE = "state.json"
 _ROWS = "rows.npy"
@@ -348,7 +348,7 @@ class LocalQueue(LocalTable):
 
     def save(self, folder: Path) -> None:
         """See `LocalTable`."""
-        JsonPart(lambda: self._items, lambda _: None).save(folder)
+        JsonValue(self._items).save(folder)
 
     def restore(self, folder: Path) -> None:
         """See `LocalTable`."""

@@ -40,15 +40,11 @@ _DAMAGED = "damaged-"
 _NAME = re.compile(r"(\d{6,})_step_(-?\d+)")
 
 
-class Part(Protocol):
-    """State that can write itself to a folder and read itself back.
+class Savable(Protocol):
+    """State that can write itself to a folder.
 
-    A part may have two more methods:
-
-    - `check(folder)` raises `CheckpointError` if the saved state does not fit. It is called after
-      the checksums are verified and before any part is restored.
-    - `capture()` returns an object whose `save(folder)` writes the state as of the call of
-      `capture`. `Checkpointer.begin_save` needs it to write a part in the background.
+    It may have a method `capture()`, which returns an object whose `save(folder)` writes the state
+    as of the call of `capture`. `Checkpointer.begin_save` needs it to write in the background.
     """
 
     def save(self, folder: pathlib.Path) -> None:
@@ -60,6 +56,14 @@ class Part(Protocol):
         Raises:
           CheckpointError: if the state cannot be saved.
         """
+
+
+class Part(Savable, Protocol):
+    """State that can also read itself back.
+
+    It may have a method `check(folder)`, which raises `CheckpointError` if the saved state does not
+    fit. It is called after the checksums are verified and before any part is restored.
+    """
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads the state.
@@ -112,7 +116,7 @@ class Checkpointer:
                 raise
             _LOG.warning("the last checkpoint was not written: %s", failure)
 
-    def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
+    def save(self, step: int, parts: Mapping[str, Savable]) -> CheckpointInfo:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
 
         A checkpoint holds whole steps. So this waits for the steps that run in the background and
@@ -134,7 +138,7 @@ class Checkpointer:
         with pending_work.paused(_variables(parts)):
             return self._write(step, parts)
 
-    def begin_save(self, step: int, parts: Mapping[str, Part]) -> None:
+    def begin_save(self, step: int, parts: Mapping[str, Savable]) -> None:
         """Copies the state of the parts, and saves the copy in the background.
 
         Waits for a save that is still running. If a part has no `capture`, its state cannot be
@@ -181,6 +185,19 @@ class Checkpointer:
         """
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
+
+    def diverged(self, found: str, remedy: str) -> errors.Diverged:
+        """Returns the error for numbers that are not finite, which must not replace checkpoints.
+
+        Args:
+          found: the first of them.
+          remedy: what to do.
+        """
+        with contextlib.suppress(Exception):  # Of a save in the background.
+            self.wait()
+        latest = self.latest()
+        saved = f"the newest checkpoint is of step {latest.step}" if latest else "no checkpoint yet"
+        return errors.Diverged(f"expected finite numbers, got {found}; {remedy} ({saved})")
 
     def _write(self, step: int, parts: Mapping[str, Any]) -> CheckpointInfo:
         """Writes and publishes a checkpoint, then removes the oldest ones. See `save`."""
@@ -402,7 +419,7 @@ def _restore(parts: Mapping[str, Part], folder: pathlib.Path) -> CheckpointInfo:
     return info
 
 
-def _variables(parts: Mapping[str, Part]) -> list[Any]:
+def _variables(parts: Mapping[str, Savable]) -> list[Any]:
     """Returns the variables of all parts that hold any."""
     holders = [part for part in parts.values() if isinstance(part, TrackablePart)]
     return [variable for part in holders for variable in part.variables().values()]

@@ -2,7 +2,6 @@
 
 import base64
 import collections
-import dataclasses
 import io
 import json
 import math
@@ -239,12 +238,6 @@ class VariableValues:
             for value in self._values.values():
                 file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
-    def restore(self, folder: pathlib.Path) -> None:
-        """Raises `CheckpointError`, because values have no variables to restore."""
-        raise errors.CheckpointError(
-            "expected a TrackablePart to restore, got captured values; restore the part itself"
-        )
-
     def capture(self) -> "VariableValues":
         """Returns this object, whose values do not change."""
         return self
@@ -271,13 +264,6 @@ class TrackableSubset(TrackablePart):
     the restore is refused.
     """
 
-    def capture(self) -> VariableValues:
-        """Raises `CheckpointError`, because a checkpoint of a subset would be incomplete."""
-        raise errors.CheckpointError(
-            "expected a TrackablePart of all objects to save, got a TrackableSubset; "
-            "use it for restoring only"
-        )
-
     def check(self, folder: pathlib.Path) -> None:
         """Compares names, shapes and dtypes of this subset's variables with the saved ones.
 
@@ -291,43 +277,27 @@ class TrackableSubset(TrackablePart):
         self._read(folder)
 
 
-class InputPart:
-    """The position of an input, in steps, which is valid for any number of replicas.
+class JsonValue:
+    """State made of JSON types and NumPy arrays, to save as it is now; `JsonPart` restores it."""
 
-    Restore it before the first step. With the same `input_fn` and global batch size, the data then
-    continues after the last step of the checkpoint. Earlier data is read and dropped, so `input_fn`
-    must return the same data in the same order (a shuffle needs a seed). With another number of
-    replicas, this works if batches of either size hold the same examples: repeat() the data before
-    batch(). If batches with `drop_remainder` are repeated, the global batch size must divide an
-    epoch; otherwise each epoch drops different examples.
-    """
-
-    def __init__(self, inputs: Any):
-        """Stores the input.
+    def __init__(self, value: Any):
+        """Encodes the state.
 
         Args:
-          inputs: return value of `Replicator.make_inputs`.
-        """
-        self._inputs = inputs
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes the position. See `Part.save`."""
-        self.capture().save(folder)
-
-    def capture(self) -> "_Text":
-        """Returns the current position, to save later."""
-        return _Text(json.dumps({"position": self._inputs.position}))
-
-    def restore(self, folder: pathlib.Path) -> None:
-        """Moves the input to the saved position.
-
-        Args:
-          folder: folder that `save` wrote.
+          value: the state.
 
         Raises:
-          ConfigError: if a step has already used the input.
+          CheckpointError: if it could not be restored exactly; names the position.
         """
-        self._inputs.go_to(json.loads((folder / _STATE).read_text())["position"])
+        self._text = json.dumps(_plain(value, "state"))
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the state. See `Savable.save`."""
+        (folder / _STATE).write_text(self._text, encoding="utf-8")
+
+    def capture(self) -> "JsonValue":
+        """Returns this object, whose state does not change."""
+        return self
 
 
 class JsonPart:
@@ -359,13 +329,13 @@ class JsonPart:
         """
         self.capture().save(folder)
 
-    def capture(self) -> "_Text":
+    def capture(self) -> JsonValue:
         """Returns the current state, to save later.
 
         Raises:
-          CheckpointError: if a value could not be restored exactly; names its position.
+          CheckpointError: see `JsonValue`.
         """
-        return _Text(json.dumps(_plain(self._get(), "state")))
+        return JsonValue(self._get())
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads the state and passes it to `set`. See `Part.restore`."""
@@ -373,14 +343,25 @@ class JsonPart:
         self._set(json.loads(text, object_hook=_with_array))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Text:
-    """State that is already encoded."""
+class InputPart(JsonPart):
+    """The position of an input, in steps, which is valid for any number of replicas.
 
-    text: str
+    Restore it before the first step. With the same `input_fn` and global batch size, the data then
+    continues after the last step of the checkpoint. Earlier data is read and dropped, so `input_fn`
+    must return the same data in the same order (a shuffle needs a seed). With another number of
+    replicas, this works if batches of either size hold the same examples: repeat() the data before
+    batch(). If batches with `drop_remainder` are repeated, the global batch size must divide an
+    epoch; otherwise each epoch drops different examples.
+    """
 
-    def save(self, folder: pathlib.Path) -> None:
-        (folder / _STATE).write_text(self.text, encoding="utf-8")
+    def __init__(self, inputs: Any):
+        """Stores the input.
+
+        Args:
+          inputs: return value of `Replicator.make_inputs`; if a step has used it already, `restore`
+            raises `ConfigError`.
+        """
+        super().__init__(lambda: inputs.position, inputs.go_to)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from rl_replicator import errors
-from rl_replicator.checkpoints import Checkpointer, Part
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.checkpointer import Savable
 from rl_replicator.checkpoints.manifest import DamageError
-from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
+from rl_replicator.checkpoints.parts import JsonPart, JsonValue, TrackablePart, VariableValues
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, Reports
 from rl_replicator.learners.run_options import RunOptions
@@ -42,10 +43,6 @@ _STATELESS = (
 _SAVING_SHARE = 0.05
 # The functions that return the data of an evaluation, for errors.
 _DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
-
-
-class Diverged(errors.UsageError):
-    """A metric or a variable is NaN or infinite."""
 
 
 class Training:
@@ -236,7 +233,7 @@ class Training:
                     f"expected training data for {self._learner.num_steps} steps, but it ended "
                     f"after {self.step}; {remedy}"
                 ) from None
-            except Diverged:
+            except errors.Diverged:
                 self._reports.flush(self.step)  # The last metrics may show why.
                 raise
         return None
@@ -428,15 +425,8 @@ class Training:
                 if not np.isfinite(values[i]):
                     raise self._diverged(f"{name} = {values[i]} at step {step}")
 
-    def _diverged(self, found: str) -> Diverged:
-        with contextlib.suppress(errors.CheckpointError):
-            self._checkpointer.wait()
-        latest = self._checkpointer.latest()
-        saved = f"the newest checkpoint is of step {latest.step}" if latest else "no checkpoint yet"
-        return Diverged(
-            f"expected finite numbers, got {found}; lower the learning rate or clip the gradients "
-            f"({saved})"
-        )
+    def _diverged(self, found: str) -> errors.Diverged:
+        return self._checkpointer.diverged(found, "lower the learning rate or clip the gradients")
 
     def _save(self) -> None:
         """Begins to save a checkpoint, which is written while training continues."""
@@ -462,9 +452,8 @@ class Training:
             raise self._diverged(f"NaN or infinity in variable {bad!r} after step {self.step}")
         return variables
 
-    def _parts(self, variables: VariableValues) -> dict[str, Part]:
-        progress = JsonPart(lambda: self._progress, self._progress.update)
-        return {"learner": variables, "progress": progress}
+    def _parts(self, variables: VariableValues) -> dict[str, Savable]:
+        return {"learner": variables, "progress": JsonValue(self._progress)}
 
     def _note_progress(self) -> None:
         """Updates the progress that the next checkpoint saves."""

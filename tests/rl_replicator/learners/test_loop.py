@@ -14,7 +14,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.learners.loop import Diverged, Training, is_finished
+from rl_replicator.learners.loop import Training, is_finished
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes import signals
 from rl_replicator.runs.metrics import read_metrics
@@ -317,7 +317,9 @@ def test_a_mistake_in_the_figures_loses_no_steps(tmp_path):
 
 def test_a_metric_that_is_not_finite(tmp_path):
     _, training = make(Exploding, tmp_path)
-    with pytest.raises(Diverged, match=r"got norm = nan at step 24; .* checkpoint is of step 15"):
+    with pytest.raises(
+        errors.Diverged, match=r"got norm = nan at step 24; .* checkpoint is of step 15"
+    ):
         training.run()
     assert Checkpointer(tmp_path / "checkpoints").latest().step == 15
 
@@ -331,7 +333,7 @@ def test_a_variable_that_is_not_finite(tmp_path):
             return metrics
 
     match = r"variable 'optimizer/optimizer/v/0' after step 10; .*no check"
-    with pytest.raises(Diverged, match=match):
+    with pytest.raises(errors.Diverged, match=match):
         make(Spoiled, tmp_path, steps=10)[1].run()
     assert Checkpointer(tmp_path / "best").is_empty
 
