@@ -8,15 +8,13 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.step import compiled, results
 from rl_replicator.step import host as host_lib
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 
 class EvaluationStep:
     """Sums the outputs of a step over finite data. Created by `Replicator.make_evaluation`."""
 
-    def __init__(
-        self, host: host_lib.Host, step: compiled.ReplicatedStep, inputs: inputs_lib.Inputs
-    ):
+    def __init__(self, host: host_lib.Host, step: compiled.ReplicatedStep, inputs: contract.Inputs):
         """Reads nothing yet.
 
         Args:
@@ -27,6 +25,7 @@ class EvaluationStep:
         self._host = host
         self._step = step
         self._inputs = inputs
+        self._is_cancelled = False
 
     def __call__(self) -> Any:
         """Reads the data once, from its beginning, even after an interrupted evaluation.
@@ -42,6 +41,8 @@ class EvaluationStep:
         """
         self._host.synchronize()  # Steps of an interrupted evaluation may still be running.
         self._inputs.restart()
+        if self._is_cancelled:
+            self._inputs.cancel()  # The restart has dropped the first one.
         num_steps = 0
         totals: list[Any] = []
         nest: Any = None
@@ -53,6 +54,8 @@ class EvaluationStep:
                 num_steps += 1
         except errors.EndOfData:
             pass
+        finally:
+            self._is_cancelled = False
         if not num_steps:
             raise errors.ConfigError(
                 "expected data to evaluate on, got none; check what input_fn reads"
@@ -76,10 +79,11 @@ class EvaluationStep:
 
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Callable from any thread."""
+        self._is_cancelled = True
         self._inputs.cancel()
 
 
-def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> Any:
+def finite(input_fn: contract.InputFn, context: contract.InputContext) -> Any:
     """Returns the result of `input_fn`, after checking that it is finite.
 
     Args:

@@ -15,11 +15,13 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.backends.parameter_server import scheduler
-from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import output_arrays
+from rl_replicator.step.inputs import contract
+from rl_replicator.step.inputs.datasets import pad, padded_spec
+from rl_replicator.step.inputs.sources import call_input_fn, refuse_constants
 
-# Status of a step that took a tick; the other statuses are those of `step.inputs`.
-WAITING = inputs_lib.FAILED + 1
+# Status of a step that took a tick; the others are those of `step.inputs.contract`.
+WAITING = contract.FAILED + 1
 
 _TICK_MICROSECONDS = 250_000
 # Delay before a worker whose data has ended reports this to a step.
@@ -27,7 +29,7 @@ _END_MICROSECONDS = 10_000
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-class WorkerInputs(inputs_lib.Inputs):
+class WorkerInputs(contract.Inputs):
     """A pipeline for every worker, whose positions are counted on a parameter server.
 
     The coordinator keeps the state (cancelled, closed, ended), which the lock of the scheduler's
@@ -108,6 +110,7 @@ class WorkerInputs(inputs_lib.Inputs):
             self.generation += 1
             self._arguments = None
             self._ended.clear()
+            self._cancels = 0
             self._is_used = False
             self._begin_at([0] * self.num_workers)
 
@@ -122,7 +125,7 @@ class WorkerInputs(inputs_lib.Inputs):
         """Raises an error if the input was cancelled or closed."""
         if self._cancels:
             self._cancels -= 1
-            raise self.ended(inputs_lib.CANCELLED)
+            raise self.ended(contract.CANCELLED)
         if self._closed:
             raise errors.EndOfData("the input was closed")
 
@@ -141,7 +144,7 @@ class WorkerInputs(inputs_lib.Inputs):
                 self._schedule.news.notify_all()
 
     def ended(self, status: int) -> Exception:
-        if status == inputs_lib.CANCELLED:
+        if status == contract.CANCELLED:
             return errors.StepCancelled("the step was cancelled")
         return errors.EndOfData("the data of all workers has ended; repeat() it to train longer")
 
@@ -183,7 +186,7 @@ class WorkerDatasets(WorkerInputs):
         self._spec = self._source_spec
         if pad_to is not None:
             padded = tf.nest.map_structure(
-                lambda spec: inputs_lib.padded_spec(spec, pad_to), self._source_spec
+                lambda spec: padded_spec(spec, pad_to), self._source_spec
             )
             self._spec = (padded, tf.TensorSpec([pad_to], tf.float32))
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True))
@@ -222,10 +225,10 @@ class WorkerDatasets(WorkerInputs):
         def element(*element: Any) -> tuple[Any, ...]:
             flat = tf.nest.flatten(element, expand_composites=True)
             flat = [x for x in flat if x is not None]
-            flat = flat if self._pad_to is None else inputs_lib.pad(element, self._pad_to)
-            return (tf.constant(inputs_lib.ELEMENT), *flat)
+            flat = flat if self._pad_to is None else pad(element, self._pad_to)
+            return (tf.constant(contract.ELEMENT), *flat)
 
-        return data.map(element).concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
+        return data.map(element).concatenate(self._every(_END_MICROSECONDS, contract.END))
 
     def _with_ticks(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         ticks = _like(rows, self._every(_TICK_MICROSECONDS, WAITING))
@@ -261,11 +264,11 @@ class WorkerCallables(WorkerInputs):
           **places: see `WorkerInputs`.
         """
         super().__init__(**places)
-        self._functions = tuple(inputs_lib.refuse_constants(function) for function in functions)
+        self._functions = tuple(refuse_constants(function) for function in functions)
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         del arguments
-        return tf.constant(inputs_lib.ELEMENT), (self._worker,)
+        return tf.constant(contract.ELEMENT), (self._worker,)
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         return list(row)
@@ -278,7 +281,7 @@ class WorkerCallables(WorkerInputs):
 
 
 def make(
-    input_fn: inputs_lib.InputFn, num_workers: int, pad_to: int | None, **places: Any
+    input_fn: contract.InputFn, num_workers: int, pad_to: int | None, **places: Any
 ) -> WorkerInputs:
     """Calls `input_fn` once for every worker, and makes an input from the results.
 
@@ -296,9 +299,9 @@ def make(
         a dataset uses Python code.
     """
     places = {"num_workers": num_workers, **places}
-    sources = inputs_lib.call_input_fn(
+    sources = call_input_fn(
         input_fn,
-        [inputs_lib.InputContext(1, worker, num_workers) for worker in range(num_workers)],
+        [contract.InputContext(1, worker, num_workers) for worker in range(num_workers)],
         pad_to,
     )
     if isinstance(sources[0], tf.data.Dataset):

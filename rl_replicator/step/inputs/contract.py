@@ -169,7 +169,10 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def restart(self) -> None:
-        """Starts again at the first row, even if data is left. No step may be running."""
+        """Starts again at the first row, even if data is left. No step may be running.
+
+        The input of an evaluation forgets that it was cancelled.
+        """
 
     @abc.abstractmethod
     def start(self) -> None:

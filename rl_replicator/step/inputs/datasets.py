@@ -56,7 +56,7 @@ class DatasetInputs(contract.Inputs):
         self._rows = pump_lib.DeviceRows(self._spec, num_replicas, devices)
         # A queue entry: the status, and the tensors of all replicas, or their number.
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
-        self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
+        self._lock = threading.RLock()  # A signal handler may call `close` at any point.
         self._queue = self._new_queue(_READ_AHEAD)
         # If unused rows are kept, holds the entry that a cancelled step has taken.
         self._unused: tf.queue.FIFOQueue | None = None
@@ -66,7 +66,6 @@ class DatasetInputs(contract.Inputs):
         self._end: Exception | None = None
         self._first = 0  # Position at which the pump starts.
         self._is_closed = False
-        self._num_cancels = 0  # Marks that no step has taken yet.
 
     @staticmethod
     def _row_status(elements: list[Any]) -> tuple[Any, list[Any]]:
@@ -153,18 +152,17 @@ class DatasetInputs(contract.Inputs):
             self._queue = self._new_queue(_READ_AHEAD)
             if self._unused is not None and self._unused.size() > 0:
                 self._unused.dequeue()
-            for _ in range(self._num_cancels):
-                self._mark_cancelled()
 
     def cancel(self) -> None:
-        with self._lock:
-            self._num_cancels += 1
-            self._mark_cancelled()
+        # In another thread, because a full queue accepts the mark only when a step takes a row.
+        threading.Thread(
+            target=pump_lib.mark,
+            args=(self._queue, self._rows.entry_specs, contract.CANCELLED),
+            daemon=True,
+        ).start()
 
     def ended(self, status: int) -> Exception:
         if status == contract.CANCELLED:
-            with self._lock:
-                self._num_cancels = max(0, self._num_cancels - 1)
             return contract.cancelled()
         if status == contract.END:
             self._end = errors.EndOfData(
@@ -199,14 +197,6 @@ class DatasetInputs(contract.Inputs):
     def _new_queue(self, capacity: int) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):
             return tf.queue.FIFOQueue(capacity, self._types)
-
-    def _mark_cancelled(self) -> None:
-        # In another thread, because a full queue accepts the mark only when a step takes a row.
-        threading.Thread(
-            target=pump_lib.mark,
-            args=(self._queue, self._rows.entry_specs, contract.CANCELLED),
-            daemon=True,
-        ).start()
 
 
 class PaddedInputs(DatasetInputs):

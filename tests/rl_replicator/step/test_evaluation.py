@@ -93,6 +93,9 @@ def test_an_interrupted_evaluation_begins_anew():
     with pytest.raises(rr.StepCancelled):
         evaluate()
     go_on.set()
+    evaluate.cancel()  # Before it begins, which restarts its input.
+    with pytest.raises(rr.StepCancelled):
+        evaluate()
     for _ in range(2):
         assert evaluate() == {"n": 100, "sum": 99 * 100 / 2}
 

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.step import inputs as inputs_lib
-from rl_replicator.step.inputs import contract
+from rl_replicator.step.inputs import contract, sources
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
@@ -252,38 +251,6 @@ def test_a_row_that_a_cancel_kept_is_the_next_one_until_a_restart():
     assert [used(*inputs.arguments) for _ in range(2)] == [0, 1]
 
 
-def test_a_restart_keeps_the_marks_of_cancels():
-    replicator = rr.SingleDeviceReplicator()
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(10**9))
-    step = replicator.replicate(lambda x: x, inputs)
-    inputs.cancel()
-    while not inputs.num_ready():
-        time.sleep(0.01)
-    inputs.restart()  # Before the first step: it leaves the queue, and the mark in it, as it is.
-    with pytest.raises(rr.StepCancelled):
-        step()
-    assert int(step()) == 0
-    while inputs.num_ready() < 2:
-        time.sleep(0.01)
-    # Its mark finds no room in the queue, and is lost with it: the restart makes a new one.
-    inputs.cancel()
-    inputs.restart()
-    with pytest.raises(rr.StepCancelled):
-        while True:
-            step()
-    while int(step()) < 20:
-        pass
-    for _ in range(2):
-        inputs.cancel()
-    with pytest.raises(rr.StepCancelled):
-        while True:
-            step()
-    inputs.restart()  # One of the two is left.
-    with pytest.raises(rr.StepCancelled):
-        while True:
-            step()
-
-
 def test_a_cancel_ends_one_call_of_a_callable_input():
     replicator = rr.SingleDeviceReplicator()
     inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
@@ -488,7 +455,7 @@ def test_autotuning_is_off_unless_asked_for():
     tuned.autotune.enabled = True
 
     def is_tuned(data):
-        (found,) = inputs_lib.call_input_fn(
+        (found,) = sources.call_input_fn(
             lambda context: data, [rr.InputContext(num_replicas=1)], None
         )
         assert found.element_spec == data.element_spec
