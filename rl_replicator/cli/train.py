@@ -15,7 +15,7 @@ from typing import Any
 from rl_replicator.cli import options, packages, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run import Evaluations
+from rl_replicator.runs.run import RunListener
 from rl_replicator.runs.run_directory import CONFIG_KEYS, RunDirectory
 
 _COMMAND = "rl-replicator train"
@@ -117,14 +117,14 @@ def train(
     trainable = trainables.load(stored.trainable)
     given = _with_home(to_plain(settings))
     trainables.check_kept(stored.options, given)
-    evaluations = Evaluations(on_evaluation)
+    listener = RunListener(on_evaluation)
     with _naming(" and ".join(filter(None, (stored.place, "the arguments" if settings else "")))):
         chosen = trainable.options_from(_merged(stored.options, given))
-    status = trainable.train(chosen, evaluations) or 0
+    status = trainable.train(chosen, listener) or 0
     if status:
         raise KeyboardInterrupt
-    assert evaluations.run is not None
-    return evaluations.run
+    assert listener.run is not None
+    return listener.run
 
 
 def _check_guarded() -> None:

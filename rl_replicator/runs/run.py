@@ -24,30 +24,13 @@ _PLACE = ("run_dir", "resume")
 
 
 class RunListener:
-    """Ignores all notifications; the base class of listeners."""
-
-    def started(self, run: RunDirectory) -> None:
-        """Called when the run's directory exists, before the first step."""
-
-    def evaluated(self, figures: Mapping[str, float]) -> None:
-        """Called after each evaluation, in the thread that has started the run.
-
-        Args:
-          figures: the evaluation's row of the metrics, by column.
-        """
-
-
-SILENT = RunListener()
-
-
-class Evaluations(RunListener):
-    """Passes evaluations on to a function, and remembers the run.
+    """Is notified of a run: remembers it, and passes its evaluations on.
 
     Attributes:
       run: the run's directory; None before it has started.
     """
 
-    def __init__(self, on_evaluation: Callable[[Mapping[str, float]], None] | None):
+    def __init__(self, on_evaluation: Callable[[Mapping[str, float]], None] | None = None):
         """Stores the function.
 
         Args:
@@ -57,13 +40,20 @@ class Evaluations(RunListener):
         self._on_evaluation = on_evaluation
 
     def started(self, run: RunDirectory) -> None:
-        """Remembers the run."""
+        """Called when the run's directory exists, before the first step."""
         self.run = run
 
     def evaluated(self, figures: Mapping[str, float]) -> None:
-        """Passes the figures on."""
+        """Called after each evaluation, in the thread that has started the run.
+
+        Args:
+          figures: the evaluation's row of the metrics, by column.
+        """
         if self._on_evaluation is not None:
             self._on_evaluation(figures)
+
+
+SILENT = RunListener()
 
 
 class NewRows:

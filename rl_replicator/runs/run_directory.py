@@ -333,13 +333,8 @@ def _differences(
         elif f"{prefix}{key}" in free or b == AUTO:  # "auto" adopts the value of the run.
             continue
         elif a != b and (a == a or b == b):  # NaN differs from itself.
-            name = f"{prefix}{key}"
-            if key not in old:
-                yield f"{name} is {b!r}, and the run was made before it existed"
-            elif key not in new:
-                yield f"{name} was {a!r}, and does not exist any more"
-            else:
-                yield f"{name} was {a!r} and is now {b!r}"
+            was, now = (repr(one[key]) if key in one else "absent" for one in (old, new))
+            yield f"{prefix}{key} was {was} and is now {now}"
 
 
 def adopted(config: Any, stored: Mapping[str, Any]) -> Any:

@@ -54,10 +54,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 def test_settings_that_only_the_code_or_the_run_has(tmp_path):
     run = RunDirectory(tmp_path)
     run.describe("agent", {"config": {"a": 1, "gone": 2}}, {})
-    match = (
-        r"\(config.b is 0.0, and the run was made before it existed; config.gone was 2, and does "
-        r"not exist any more\); use its"
-    )
+    match = r"\(config.b was absent and is now 0.0; config.gone was 2 and is now absent\); use its"
     with (
         pytest.raises(UsageError, match=match),
         run.opened("agent", {"config": {"a": 1, "b": 0.0}}),
