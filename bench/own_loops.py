@@ -22,7 +22,7 @@ from bench.supervised import fitted
 from rl_replicator.learners.contract import annotation
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.steps import Steps
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 
 ONE, TWO, OWN, MIRRORED = "one device", "two devices", "own loop", "own loop, two devices"
 DEVICES = {ONE: 1, TWO: 2, OWN: 1, MIRRORED: 2}

@@ -48,8 +48,8 @@ from rl_replicator.errors import (
 _LAZY = {
     "CrossReplicaBatchNorm": "layers.batch_norm",
     "Cluster": "jobs.cluster",
-    "InputContext": "step.inputs",
-    "Inputs": "step.inputs",
+    "InputContext": "step.inputs.contract",
+    "Inputs": "step.inputs.contract",
     "MeshReplicator": "backends.mesh.replicator",
     "MultiDeviceReplicator": "backends.multi_device",
     "MultiWorkerAsyncReplicator": "backends.parameter_server.replicator",

@@ -18,7 +18,7 @@ from rl_replicator.graphs import leaves
 from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
 from rl_replicator.step import host as host_lib
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract, sources
 
 
 class Replicator(abc.ABC):
@@ -37,7 +37,7 @@ class Replicator(abc.ABC):
         self._host = host
         # The return values of `make_inputs`. `replicate` refuses other inputs, because they may
         # have a different number of elements in a row.
-        self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
+        self._inputs: weakref.WeakSet[contract.Inputs] = weakref.WeakSet()
         self._inputs_lock = threading.Lock()  # The thread that detects losses reads them, too.
         pending_work.register(host)
 
@@ -158,11 +158,11 @@ class Replicator(abc.ABC):
 
     def make_inputs(
         self,
-        input_fn: inputs_lib.InputFn,
+        input_fn: contract.InputFn,
         per_replica: bool = False,
         pad_to: int | None = None,
         prefetch_to_device: bool = True,
-    ) -> inputs_lib.Inputs:
+    ) -> contract.Inputs:
         """Makes the input of steps from `input_fn(InputContext)`.
 
         Args:
@@ -194,15 +194,15 @@ class Replicator(abc.ABC):
 
     def _make_inputs(
         self,
-        input_fn: inputs_lib.InputFn,
+        input_fn: contract.InputFn,
         per_replica: bool,
         pad_to: int | None,
         prefetch_to_device: bool,
-    ) -> inputs_lib.Inputs:
+    ) -> contract.Inputs:
         """Does the work of `make_inputs`. Override it to check or change the inputs."""
         local = self.num_local_replicas if per_replica else 1
         contexts = [
-            inputs_lib.InputContext(
+            contract.InputContext(
                 num_replicas=self.num_replicas,
                 input_pipeline_id=self.process_index * local + i,
                 num_input_pipelines=self.num_processes * local,
@@ -210,12 +210,12 @@ class Replicator(abc.ABC):
             for i in range(local)
         ]
         devices = self._host.input_devices if prefetch_to_device else ()
-        return inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to, devices)
+        return sources.make(input_fn, contexts, self.num_local_replicas, pad_to, devices)
 
     def replicate(
         self,
         step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
+        inputs: contract.Inputs,
         steps_per_call: int | None = None,
         check_every: int | None = 1000,
     ) -> compiled.ReplicatedStep:
@@ -243,7 +243,7 @@ class Replicator(abc.ABC):
         if check_every is not None:
             errors.check_count("check_every", check_every, "use None to compare nothing")
         if inputs not in self._inputs:
-            is_other = isinstance(inputs, inputs_lib.Inputs)
+            is_other = isinstance(inputs, contract.Inputs)
             raise errors.ConfigError(
                 "expected inputs of this replicator, got "
                 f"{'those of another one' if is_other else type(inputs).__name__}; make them with "
@@ -277,7 +277,7 @@ class Replicator(abc.ABC):
     def make_evaluation(
         self,
         sums_fn: Callable[[Any, tf.Tensor], Any],
-        input_fn: inputs_lib.InputFn,
+        input_fn: contract.InputFn,
         global_batch_size: int,
     ) -> evaluation.EvaluationStep:
         """Compiles a sum over finite data in which every example counts exactly once.
@@ -297,7 +297,7 @@ class Replicator(abc.ABC):
           ConfigError: if the replicas do not divide the batch size, or the data cannot be padded or
             never ends.
         """
-        context = inputs_lib.InputContext(self.num_replicas)
+        context = contract.InputContext(self.num_replicas)
         size = context.per_replica_batch_size(global_batch_size)
         inputs = self.make_inputs(functools.partial(evaluation.finite, input_fn), pad_to=size)
 
@@ -309,7 +309,7 @@ class Replicator(abc.ABC):
         return evaluation.EvaluationStep(self._host, step, inputs)
 
     def _make_evaluation_step(
-        self, step_fn: Callable[[Any], Any], inputs: inputs_lib.Inputs
+        self, step_fn: Callable[[Any], Any], inputs: contract.Inputs
     ) -> compiled.ReplicatedStep:
         """Compiles the step of an evaluation. Override it if `_make_step` uses the wrong class."""
         return self.replicate(step_fn, inputs)

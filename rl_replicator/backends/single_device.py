@@ -10,7 +10,7 @@ import tensorflow as tf
 from rl_replicator import errors, replicator
 from rl_replicator.backends import devices
 from rl_replicator.step import compiled, host
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 _XLA = "xla"
 # TensorFlow's messages about an operation that XLA cannot compile: the usual message, and that of a
@@ -61,7 +61,7 @@ class SingleDeviceReplicator(replicator.Replicator):
         return self._step_class(self._host, *arguments)
 
     def _make_evaluation_step(
-        self, step_fn: Callable[[Any], Any], inputs: inputs_lib.Inputs
+        self, step_fn: Callable[[Any], Any], inputs: contract.Inputs
     ) -> compiled.ReplicatedStep:
         return compiled.ReplicatedStep(self._host, step_fn, inputs, None)
 

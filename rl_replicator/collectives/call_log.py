@@ -40,31 +40,21 @@ class CallLog:
         """Returns the calls of the first replica."""
         return self._calls.get(0, [])
 
-    def check(self, num_replicas: int) -> None:
+    def check(self, num_replicas: int, has_ended: bool = True) -> None:
         """Compares the calls of all replicas of this process.
 
         Args:
           num_replicas: number of replicas of this process.
+          has_ended: whether the step was traced to its end on all replicas; otherwise only calls
+            that both replicas made are compared.
 
         Raises:
           ConfigError: if they differ; names the first difference.
         """
         for replica in range(1, num_replicas):
-            compare("replica 0", self.calls(), f"replica {replica}", self._calls.get(replica, []))
-
-    def check_begun(self, num_replicas: int) -> None:
-        """Like `check`, for a step that was not traced to its end on all replicas.
-
-        Args:
-          num_replicas: number of replicas of this process.
-
-        Raises:
-          ConfigError: if calls differ that both replicas made; names the first difference.
-        """
-        for replica in range(1, num_replicas):
-            other = self._calls.get(replica, [])
-            calls = self.calls()[: len(other)]
-            compare("replica 0", calls, f"replica {replica}", other[: len(calls)])
+            calls, other = self.calls(), self._calls.get(replica, [])
+            most = None if has_ended else min(len(calls), len(other))
+            compare("replica 0", calls[:most], f"replica {replica}", other[:most])
 
 
 def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-    from rl_replicator.step.inputs import InputContext, InputFn
+    from rl_replicator.step.inputs.contract import InputContext, InputFn
 
 StepFn = Callable[[Any], "Mapping[str, tf.Tensor]"]
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.learners import image_files
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 
 # Size of the shuffle buffer in examples: 0.9 GB of ImageNet.
 _SHUFFLE_BUFFER = 8192

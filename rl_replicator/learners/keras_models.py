@@ -22,7 +22,7 @@ from rl_replicator.learners.contract import (
     are_names_of_a_graph,
 )
 from rl_replicator.replicator import Replicator
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from rl_replicator.graphs import leaves
 from rl_replicator.layers import batch_norm, statistics
 from rl_replicator.optimizers import wrapping
 from rl_replicator.step import host as host_lib
-from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import (
     output_arrays,
     random_ops,
@@ -23,6 +22,7 @@ from rl_replicator.step import (
     variable_registry,
 )
 from rl_replicator.step import results as results_lib
+from rl_replicator.step.inputs import contract
 
 _Function: TypeAlias = tf.types.experimental.ConcreteFunction
 
@@ -45,7 +45,7 @@ class ReplicatedStep:
         self,
         host: host_lib.Host,
         step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
+        inputs: contract.Inputs,
         steps_per_call: int | None,
         check_every: int | None = None,
     ):
@@ -107,11 +107,11 @@ class ReplicatedStep:
             if failure is error:
                 raise
             raise failure from None
-        if status != inputs_lib.ELEMENT:
+        if status != contract.ELEMENT:
             end = self._inputs.ended(status)
             if num_steps and isinstance(end, errors.StepCancelled):
                 end.outputs = results_lib.join(self._unflatten(flat))
-            if status != inputs_lib.END or not num_steps:
+            if status != contract.END or not num_steps:
                 raise end
         if self._check is not None:
             self._check.count(num_steps)
@@ -211,7 +211,7 @@ class ReplicatedStep:
                 # A difference between the replicas' collectives explains more than TensorFlow's
                 # error. But if the step itself has raised, the other replicas' calls are missing.
                 is_own = any(error is known for known in raised)
-                (calls.check_begun if is_own else calls.check)(len(parts))
+                calls.check(len(parts), has_ended=not is_own)
                 raise
         for index, result in enumerate(results):
             calls.record(index, results_lib.describe(result))
@@ -265,7 +265,7 @@ class ReplicatedStep:
         """
         if self.steps_per_call is None:
             status, outputs = self._single(one_step, arguments)
-            num_steps = tf.cast(tf.equal(status, inputs_lib.ELEMENT), tf.int32)
+            num_steps = tf.cast(tf.equal(status, contract.ELEMENT), tf.int32)
         else:
             count = self.steps_per_call
             most = tf.constant(count) if most is None else most
@@ -279,7 +279,7 @@ class ReplicatedStep:
         """Traced: takes one step. Its outputs are meaningless unless there was a row."""
         status, entry = self._take(arguments)
         outputs = tf.cond(
-            tf.equal(status, inputs_lib.ELEMENT),
+            tf.equal(status, contract.ELEMENT),
             lambda: self._step(one_step, entry),
             lambda: [output_arrays.blank(x) for x in one_step.outputs],
         )
@@ -307,14 +307,14 @@ class ReplicatedStep:
             def step() -> list[tf.TensorArray]:
                 return outputs.write(arrays, taken, self._step(one_step, entry))
 
-            has_row = tf.equal(status, inputs_lib.ELEMENT)
+            has_row = tf.equal(status, contract.ELEMENT)
             arrays = tf.cond(has_row, step, lambda: arrays)
             return taken + tf.cast(has_row, tf.int32), status, arrays or []
 
         def goes_on(taken: tf.Tensor, status: tf.Tensor, _: Any) -> tf.Tensor:
-            return tf.logical_and(taken < most, tf.equal(status, inputs_lib.ELEMENT))
+            return tf.logical_and(taken < most, tf.equal(status, contract.ELEMENT))
 
-        start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), outputs.make(count)]
+        start = [tf.constant(0), tf.constant(contract.ELEMENT), outputs.make(count)]
         taken, status, arrays = tf.while_loop(goes_on, body, start, parallel_iterations=1)
         return status, taken, outputs.stack(arrays or [], taken)
 

@@ -398,10 +398,6 @@ def test_misuse_has_one_line(replicator):
         replicator.replicate(lambda x: x, inputs, check_every=0)
     with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
         replicator.make_inputs(lambda context: 3)
-    with pytest.raises(rr.ConfigError, match="expected a Sonnet or Keras optimizer, got str"):
-        replicator.wrap_optimizer("adam")
-    with pytest.raises(rr.ConfigError, match="max_global_norm above 0"):
-        replicator.wrap_optimizer(snt.optimizers.SGD(0.1), max_global_norm=-1.0)
 
 
 def sparse_update(replicator):

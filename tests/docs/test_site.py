@@ -17,7 +17,6 @@ from tests.docs.references import DOCUMENTS, ROOT
 # Packages whose `__all__` is for other modules of this project.
 INTERNAL = {
     "environments.flat",  # Users have environments.Environment.
-    "rl_replicator.step.inputs",  # Users have rr.InputContext and rr.Inputs.
 }
 
 

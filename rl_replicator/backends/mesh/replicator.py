@@ -15,7 +15,7 @@ from rl_replicator import errors, replicator
 from rl_replicator.backends import devices as devices_lib
 from rl_replicator.backends.mesh import layouts
 from rl_replicator.backends.mesh import step as mesh_step
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract, sources
 
 
 class MeshReplicator(replicator.Replicator):
@@ -93,9 +93,9 @@ class MeshReplicator(replicator.Replicator):
             "which has none; use multi_device, or a step_fn with replicate"
         )
 
-    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+    def _make_inputs(self, *arguments: Any) -> contract.Inputs:
         inputs = super()._make_inputs(*arguments)
-        if isinstance(inputs, inputs_lib.CallableInputs):
+        if isinstance(inputs, sources.CallableInputs):
             inputs = mesh_step.HostCallableInputs(inputs, self._host.registry)
         mesh_step.check_specs(inputs.specs, self.mesh)
         return inputs

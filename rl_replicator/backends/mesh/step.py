@@ -15,7 +15,7 @@ from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
 from rl_replicator.layers import statistics
 from rl_replicator.step import compiled, host, output_arrays, random_ops, variable_registry
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract, sources
 
 # Operations that DTensor does not support, and what to use instead. For some of them DTensor itself
 # raises a long error, but only when the step runs; with others it crashes or returns wrong results.
@@ -54,14 +54,14 @@ _RANDOM = (
 )
 
 
-class HostCallableInputs(inputs_lib.CallableInputs):
+class HostCallableInputs(sources.CallableInputs):
     """A callable input that runs on the host before each step, and not on the mesh.
 
     It can therefore do what a mesh cannot: draw random numbers, call Python, or sample a replay
     table.
     """
 
-    def __init__(self, inputs: inputs_lib.CallableInputs, registry: variable_registry.Registry):
+    def __init__(self, inputs: sources.CallableInputs, registry: variable_registry.Registry):
         """Traces the callable.
 
         Args:
@@ -85,7 +85,7 @@ class HostCallableInputs(inputs_lib.CallableInputs):
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         status, _ = super().take(*arguments)
         flat = tf.cond(
-            tf.equal(status, inputs_lib.ELEMENT),
+            tf.equal(status, contract.ELEMENT),
             lambda: _tensors(self._sample()),
             lambda: [output_arrays.blank(s) for s in self.specs],
         )
@@ -170,10 +170,10 @@ class MeshStep(compiled.ReplicatedStep):
 
         def call(*arguments: Any) -> list[tf.Tensor]:
             rows: list[list[tf.Tensor]] = []
-            status = tf.constant(inputs_lib.ELEMENT)
+            status = tf.constant(contract.ELEMENT)
             while len(rows) < (self.steps_per_call or 1):
                 status, *row = take(*arguments)
-                if int(status) != inputs_lib.ELEMENT:
+                if int(status) != contract.ELEMENT:
                     break
                 flat = one_step(*self._spread(row)) or []
                 if not output_layouts:  # They are equal in every step, and slow to fetch.
@@ -191,7 +191,7 @@ class MeshStep(compiled.ReplicatedStep):
     def _take_and_count(self, *arguments: Any) -> list[tf.Tensor]:
         status, row = self._take(arguments)
         tf.cond(
-            tf.equal(status, inputs_lib.ELEMENT),
+            tf.equal(status, contract.ELEMENT),
             lambda: tf.group(self._inputs.advance()),
             lambda: tf.no_op(),
         )

@@ -17,7 +17,7 @@ from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
 from rl_replicator.step import compiled, host
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 _NUM_STATUSES = 4
 
@@ -79,7 +79,7 @@ class MultiWorkerReplicator(replicator.Replicator):
             )
         return cls()
 
-    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+    def _make_inputs(self, *arguments: Any) -> contract.Inputs:
         inputs = super()._make_inputs(*arguments)
         if self.num_processes > 1:
             inputs.keep_unused_rows()

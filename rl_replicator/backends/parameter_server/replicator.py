@@ -14,7 +14,7 @@ from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 from rl_replicator.optimizers import slots
 from rl_replicator.step import host
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 
 class MultiWorkerAsyncReplicator(replicator.Replicator):
@@ -113,7 +113,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             )
         return cls(max_staleness=int(number))
 
-    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+    def _make_inputs(self, *arguments: Any) -> contract.Inputs:
         input_fn, _, pad_to, _ = arguments  # A worker has one replica, and prefetches no rows.
         return asynchronous_inputs.make(
             input_fn,

@@ -11,7 +11,7 @@ from rl_replicator.backends.parameter_server import inputs as asynchronous_input
 from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.step import compiled, output_arrays, results
 from rl_replicator.step import host as host_lib
-from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step.inputs import contract
 
 
 class AsynchronousStep(compiled.ReplicatedStep):
@@ -85,7 +85,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
                 if not self._num_begun and self._inputs.is_over():
                     if self._num_done:  # The last call returns the remaining steps.
                         return results.join(self._unflatten(self._pop()))
-                    raise self._inputs.ended(inputs_lib.END)
+                    raise self._inputs.ended(contract.END)
                 self._schedule.wait()
 
     def _begin_more(self) -> None:
@@ -113,7 +113,7 @@ class AsynchronousStep(compiled.ReplicatedStep):
         tensors = zip(tf.unstack(packed), self._dtypes, strict=True)
         head, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in tensors]
         status, num_steps, worker = head.numpy().tolist()
-        if status == inputs_lib.END:
+        if status == contract.END:
             self._inputs.note_end(worker)
         if num_steps:
             self._done.append((num_steps, outputs))

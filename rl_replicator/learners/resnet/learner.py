@@ -16,7 +16,7 @@ from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.optimizers import micro_batches, momentum, schedules
 from rl_replicator.replicator import Replicator
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 
 _TOP = (1, 5)
 # Other dtypes have enough range without a loss scale.

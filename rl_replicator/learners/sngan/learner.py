@@ -15,7 +15,7 @@ from rl_replicator.learners.contract import Evaluation, Learner, Phase, Referenc
 from rl_replicator.learners.sngan import metrics, networks
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 
 _GREY = 127.5
 # The decay of the moving average in update t is at most t / (t + 9).

@@ -9,7 +9,7 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.learners import image_files, images
 from rl_replicator.learners.resnet.config import ResNetConfig
-from rl_replicator.step.inputs import InputContext
+from rl_replicator.step.inputs.contract import InputContext
 from tests.rl_replicator.learners import tiny_images
 
 

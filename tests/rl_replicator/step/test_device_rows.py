@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step.inputs import pump as pump_lib
+from rl_replicator.step.inputs import sources
 
 ROWS_AHEAD = 3  # Two in the queue; one waits for its place in it.
 
@@ -186,7 +186,7 @@ def test_rows_of_gpus_are_kept_there():
 @pytest.mark.parametrize("prefetches", [True, False])
 def test_prefetching_can_be_switched_off(replicator, monkeypatch, prefetches):
     made = []
-    monkeypatch.setattr(inputs_lib, "make", lambda *arguments: made.append(arguments[-1]))
+    monkeypatch.setattr(sources, "make", lambda *arguments: made.append(arguments[-1]))
     with pytest.raises(TypeError):  # `None` stands in for the inputs.
         replicator.make_inputs(lambda context: None, prefetch_to_device=prefetches)
     assert [len(devices) for devices in made] == [prefetches and replicator.num_replicas]
