@@ -94,9 +94,9 @@ def test_a_run_leaves_what_it_promises(finished, capsys):
     row = results.read_run(finished)[-1]
     assert row.return_min <= row.return_median <= row.return_max and row.agent == "d4pg"
     split = {name: column[-1] for name, column in read_metrics(finished, "time").items()}
-    # The learner reports its time once a second: a run as short as this may have no report.
+    # Nodes report their time once a second: a run as short as this may have no report.
     spent = [share for name, share in split.items() if name.startswith("actor_")]
-    assert len(spent) >= 4 and 0 < sum(spent) <= 1.2
+    assert not spent or (len(spent) >= 4 and 0 < sum(spent) <= 1.2)
     metrics = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
         assert np.isfinite(metrics[name]).all(), name
