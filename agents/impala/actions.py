@@ -18,6 +18,9 @@ from agents.networks.mlp import MakeTorso
 # Log-probability of an illegal action: its probability is 0, and its products are finite.
 _ILLEGAL = -1e9
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+# Gauss-Hermite quadrature: means over a standard normal x are sums of weight * f(node).
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_WEIGHTS /= _WEIGHTS.sum()
 
 
 class Actions(Protocol):
@@ -105,8 +108,9 @@ class CategoricalActions:
 class GaussianActions:
     """Vectors a = tanh(u), u from a diagonal Gaussian; see `Actions`.
 
-    Densities and entropies are those of u, which actors record, because it cannot be computed from
-    an action near 1. tanh is one to one, so that the ratio of two densities of u is that of a.
+    Densities are those of u, which actors record, because it cannot be computed from an action near
+    1. tanh is one to one, so that the ratio of two densities of u is that of a. The entropy is that
+    of a: that of u grows with the standard deviation for ever.
     """
 
     is_discrete = False
@@ -137,8 +141,13 @@ class GaussianActions:
         return tf.reduce_sum(each, axis=-1)
 
     def entropy(self, outputs: Gaussian) -> tf.Tensor:
-        """See `Actions`."""
-        return tf.reduce_sum(tf.math.log(outputs.stddev) + 0.5 + _HALF_LOG_2_PI, axis=-1)
+        """See `Actions`: the entropy of u, plus the mean of log(da/du) by quadrature."""
+        of_u = tf.math.log(outputs.stddev) + 0.5 + _HALF_LOG_2_PI  # [N, A]
+        spread = outputs.stddev[..., tf.newaxis] * tf.constant(_NODES, tf.float32)
+        u = outputs.mean[..., tf.newaxis] + spread  # [N, A, nodes]
+        log_slopes = 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))  # log(1 - tanh(u)^2)
+        means = tf.linalg.matvec(log_slopes, tf.constant(_WEIGHTS, tf.float32))  # [N, A]
+        return tf.reduce_sum(of_u + means, axis=-1)
 
     def best(self, outputs: Gaussian) -> tf.Tensor:
         """See `Actions`."""

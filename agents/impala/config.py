@@ -41,8 +41,7 @@ class ImpalaConfig(PolicySettings, LearnerConfig):
     max_c: float = 1.0
     """c-bar: greatest factor by which the importance weight of a step scales later differences."""
     entropy_cost: float = 0.01
-    """Weight of the policy's entropy, in nats, which the loss rewards. That of a continuous policy
-    is the entropy of the Gaussian before tanh."""
+    """Weight of the policy's entropy, in nats, which the loss rewards."""
     baseline_cost: float = 0.5
     """Weight of the critic's loss."""
     max_gradient_norm: float | None = 1.0
