@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 from absl import flags
 
@@ -70,12 +71,6 @@ def tell_ignored() -> None:
             _logger.warning("--%s has no effect here", holder.name)
 
 
-def cluster_address() -> str | None:
-    """Returns the flag's value, or its default if no flags are parsed."""
-    return CLUSTER_ADDRESS.value if FLAGS.is_parsed() else CLUSTER_ADDRESS.default
-
-
-def termination_notice_secs() -> int:
-    """Returns the flag's value, or its default if no flags are parsed."""
-    holder = FLAGS["lp_termination_notice_secs"]
-    return int(holder.value if FLAGS.is_parsed() else holder.default)  # type: ignore[arg-type]
+def value_of(holder: flags.FlagHolder[Any]) -> Any:
+    """Returns the value of a flag, or its default if no flags are parsed."""
+    return holder.value if FLAGS.is_parsed() else holder.default

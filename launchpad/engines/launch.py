@@ -111,7 +111,7 @@ def launch(
             handle.connect(member.node, member.label)
     engine_ = LAUNCHERS[launch_type](launch_)
     if termination_notice_secs is None:
-        termination_notice_secs = lp_flags.termination_notice_secs()
+        termination_notice_secs = lp_flags.value_of(lp_flags.TERMINATION_NOTICE_SECS)
     supervisor = lp_supervisor.Supervisor(
         launch_.members,
         engine_.make_worker,
@@ -194,7 +194,7 @@ def _describe(
     if launch_type != LaunchType.RAY and address is not None:
         raise ValueError(f"address={address!r} is only for launch_type='ray'")
     if launch_type == LaunchType.RAY and address is None:
-        address = lp_flags.cluster_address()
+        address = lp_flags.value_of(lp_flags.CLUSTER_ADDRESS)
     default = python.PythonProcess()
     members = [
         lp_member.Member(label, index, node, configs.get(label, default), together)
