@@ -405,6 +405,19 @@ def test_a_blocked_part_does_not_keep_the_first_end_from_ending_a_colocation(mon
     assert "left behind after 0.1 s: colocated/0 part 0" in caplog.text
 
 
+def test_a_part_that_ended_before_a_server_was_there_has_been_work():
+    """A program of servers alone would run until it is stopped."""
+    threads = []
+
+    class Late:
+        def __init__(self):
+            wait_until(lambda: threads and not threads[0].is_alive())
+
+    parts = [lp.CourierNode(Late), lp.PyNode(lambda: threads.append(threading.current_thread()))]
+    program = lp.make_program(lp.MultiThreadingColocation(parts))
+    assert lp.launch(program, "test_mt").wait(timeout=60)
+
+
 _TWICE = """
 import queue, sys, threading, time
 import launchpad as lp
