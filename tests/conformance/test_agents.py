@@ -57,8 +57,8 @@ BOTH = {"impala", "mrq"}  # They take both kinds of actions.
 # With discrete actions. IMPALA's are in its own tests.
 DISCRETE = {"dqn", "mrq discrete"}
 AGENTS = sorted({*COMMANDS, *DISCRETE})
-# The learner with discrete actions is compared with NumPy, its exploration is in its own tests.
-LEARNING = sorted({*AGENTS} - {"mrq discrete"})
+# Discrete actions are explored and evaluated as in MR.Q's own tests.
+EXPLORING = sorted({*AGENTS} - {"mrq discrete"})
 # Environments like `environments.fakes:target`.
 TARGETS = {
     False: "environments.fakes:target",
@@ -330,7 +330,7 @@ def trained(name):
             policy_learning_rate=1e-3,
         )
     else:
-        count = NUM_ROWS
+        count = 2 * NUM_ROWS if name == "mrq discrete" else NUM_ROWS
         # Few large batches: the same number of samples takes a quarter of the time.
         config = dataclasses.replace(config, global_batch_size=32, steps_per_call=10)
     if hasattr(config, "width"):
@@ -366,17 +366,19 @@ def trained(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
     environment = (DiscreteTarget if agent.is_discrete else TargetMatching)(7, LENGTH)
     returns = [evaluation_episode(environment, evaluator, LENGTH).episode_return for _ in range(10)]
-    assert np.mean(returns) > 0.93 * LENGTH, returns
+    # MR.Q's policy follows its critic at mixtures of discrete actions, which nobody takes.
+    least = 0.88 if name == "mrq discrete" else 0.93
+    assert np.mean(returns) > least * LENGTH, returns
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", EXPLORING)
 def test_it_explores_within_the_action_range(name):
     agent, _, actions = trained(name)
     if agent.is_discrete:
@@ -388,7 +390,7 @@ def test_it_explores_within_the_action_range(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", EXPLORING)
 def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
     agent, learner, _ = trained(name)
     module = learner.trackables()["module"]
