@@ -5,7 +5,6 @@ from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils
 
 from rl_replicator import errors
 from rl_replicator.optimizers import slots
@@ -37,14 +36,13 @@ class Adam(snt.optimizers.Adam):
                     f"expected parameters of Adam in float32 or float64, got {parameter.name!r} in "
                     f"{parameter.dtype.name}; keep it in float32, and cast it where it is used"
                 )
-        optimizer_utils.check_updates_parameters(updates, parameters)
+        slots.check(updates, parameters)
         self._initialize(parameters)
         self.step.assign_add(1)
         by_dtype: dict[tf.DType, dict[str, tf.Tensor]] = {}
         for update, parameter, m, v in zip(updates, parameters, self.m, self.v, strict=True):
             if update is None:
                 continue
-            optimizer_utils.check_same_dtype(update, parameter)
             dtype = update.dtype
             if dtype not in by_dtype:
                 by_dtype[dtype] = self._coefficients(dtype)
@@ -92,6 +90,7 @@ class AdamW(Adam):
 
     def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
         """Updates the parameters in place; see `Adam.apply`."""
+        slots.check(updates, parameters)
         for update, parameter in zip(updates, parameters, strict=True):
             if update is not None:
                 share = tf.cast(self.learning_rate * self.weight_decay, parameter.dtype)

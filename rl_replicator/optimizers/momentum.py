@@ -5,7 +5,6 @@ from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils
 
 from rl_replicator.optimizers import slots
 from rl_replicator.optimizers.schedules import Schedule
@@ -60,14 +59,13 @@ class _Scheduled(snt.Optimizer):
           ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
         """
         updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
-        optimizer_utils.check_updates_parameters(updates, parameters)
+        slots.check(updates, parameters)
         self._initialize(parameters)
         rate = self.learning_rate(self.step)
         decayed, velocities = self._decayed(parameters), getattr(self, self._SLOTS)
         for g, w, v, is_decayed in zip(updates, parameters, velocities, decayed, strict=True):
             if g is None:
                 continue
-            optimizer_utils.check_same_dtype(g, w)
             self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
         self.step.assign_add(1)
 

@@ -1,4 +1,4 @@
-"""The parameter of a slot that is being created, and its layout.
+"""What optimizers share: checked updates, and the parameter of a slot that is being created.
 
 A slot needs the placement of its parameter: its layout on a mesh, or its logical device. Sonnet and
 Keras pass a variable creator only the slot's name and initial value. But all of their optimizers
@@ -78,3 +78,30 @@ def in_layout_of(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
     """
     layout = getattr(variable, "layout", None)
     return value if layout is None else dtensor.relayout(value, layout)
+
+
+def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+    """Refuses updates that do not belong to the parameters.
+
+    Args:
+      updates: a tensor, `tf.IndexedSlices` or None for each parameter.
+      parameters: one or more parameters.
+
+    Raises:
+      ValueError: if lengths or dtypes differ, or there is no parameter or no update at all.
+    """
+    if len(updates) != len(parameters):
+        raise ValueError(
+            "expected updates and parameters of the same length, got "
+            f"{len(updates)} and {len(parameters)}"
+        )
+    if not parameters:
+        raise ValueError("expected at least one parameter, got none")
+    if all(update is None for update in updates):
+        raise ValueError("expected an update for at least one parameter, got None for all")
+    for update, parameter in zip(updates, parameters, strict=True):
+        if update is not None and update.dtype != parameter.dtype:
+            raise ValueError(
+                f"expected an update of {parameter.name!r} with dtype {parameter.dtype.name}, got "
+                f"{update.dtype.name}"
+            )

@@ -78,5 +78,5 @@ def test_every_step_equals_numpy(name, clip):
 
 def test_dtypes_must_agree():
     for make, _ in OPTIMIZERS.values():
-        with pytest.raises(ValueError, match="DType of update"):
+        with pytest.raises(ValueError, match="with dtype float"):
             make().apply([tf.constant(1.0)] * 4, [tf.Variable(w) for w in start()])

@@ -1,5 +1,6 @@
 """Which parameter a new slot belongs to, and the layout of updates on a mesh."""
 
+import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -39,3 +40,16 @@ def test_an_update_gets_the_layout_of_its_parameter():
 def test_without_a_mesh_an_update_stays_what_it_is():
     update = tf.ones([2])
     assert slots.in_layout_of(tf.Variable(update), update) is update
+
+
+def test_updates_that_do_not_belong_to_the_parameters_are_refused():
+    variable = tf.Variable(1.0, name="weight")
+    slots.check([None, tf.constant(1.0)], [tf.Variable(1.0), variable])
+    for updates, parameters, message in (
+        ([], [variable], "same length, got 0 and 1"),
+        ([], [], "at least one parameter, got none"),
+        ([None], [variable], "for at least one parameter, got None for all"),
+        ([tf.constant(1.0, tf.float64)], [variable], "'weight:0' with dtype float32, got float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            slots.check(updates, parameters)
