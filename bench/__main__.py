@@ -34,6 +34,7 @@ NOT_IN_THE_SUITE = {
     "packages": "installs thirty packages of environments",
     "own_loops": "measures a learner of yours",
     "faults": "injects faults for minutes or hours",
+    "pixel_probe": "reads a run from pixels",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",
     "two_hosts": "needs network namespaces",
