@@ -39,6 +39,8 @@ _STOPPED_SECS = 10.0
 _HANDLERS_SECS = 1.0
 # Minimum time for stores to end after their release, in seconds.
 _LAST_SECS = 2.0
+# Events that need no node.
+_OF_LAUNCHER = ("publish", "stop", "signal", "kill")
 
 
 class Supervisor:
@@ -179,8 +181,10 @@ class Supervisor:
                     pass
                 else:
                     sender = self._member_of(worker)
-                    # What a worker tells that has been replaced since does not concern its node.
-                    if worker is None or sender is not None or kind == "stop":
+                    # A worker that has been replaced no longer speaks for its node, and the
+                    # launcher, where code of nodes may run as well, for none.
+                    of_program = _OF_LAUNCHER if worker is None else ("stop",)
+                    if sender is not None or kind in of_program:
                         self._on[kind](sender, *details)
                 self._advance(time.monotonic())
         except BaseException as error:  # A bug here must not leave nodes running.

@@ -260,6 +260,15 @@ def test_a_node_runs_without_a_launch():
     assert base.extract_handles([handle]) == [handle]
 
 
+def test_code_of_a_node_runs_in_the_launcher_beside_a_program():
+    ran = []
+    manager = lp.launch(lp.make_program(lp.PyNode(lp.wait_for_stop)), "test_mt")
+    lp.PyNode(lambda: ran.append("here")).execute()
+    lp.make_node_killer()(RuntimeError("stuck"), 1.0)
+    assert not manager.wait(timeout=0.5) and ran == ["here"]
+    manager.stop_and_wait()
+
+
 def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
     node = lp.CourierNode(Adder)
     node.bind_addresses()
