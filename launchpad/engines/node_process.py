@@ -104,7 +104,9 @@ class Child:
             threading.Thread(target=self._receive, name="control", daemon=True).start()
             threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
             self._may_begin.wait()
-            node = pickle.loads(self._spec.node)  # The node's modules may define flags.
+            # The node's modules may read flags, and may give those that they define their defaults.
+            serialization.load_flags(*self._spec.flags)
+            node = pickle.loads(self._spec.node)
             serialization.load_flags(*self._spec.flags)
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Callable
 
 from absl import app, flags
 
@@ -25,16 +26,18 @@ class Mode(enum.Enum):
 flags.DEFINE_enum_class("mode", Mode.LOUD, Mode, "Printed by every client.")
 
 
-def client() -> None:
+def client(word: Callable[[], str]) -> None:
     # A single write: print makes two, and the clients may be threads of one process.
-    sys.stdout.write(f"{FLAGS.word} {_NUM_CLIENTS.value} {FLAGS.mode is Mode.QUIET}\n")
+    sys.stdout.write(f"{word()} {_NUM_CLIENTS.value} {FLAGS.mode is Mode.QUIET}\n")
 
 
 def make_program() -> lp.Program:
+    from tests.launchpad import absl_word  # Only now are the flags parsed.
+
     program = lp.Program("flags")
     with program.group("clients"):
         for _ in range(_NUM_CLIENTS.value):
-            program.add_node(lp.PyNode(client))
+            program.add_node(lp.PyNode(client, absl_word.word))
     return program
 
 
