@@ -81,8 +81,7 @@ def main() -> None:
         weights = WeightsPart()
         weights.restore(folder / "weights")
         for path, array in weights.get_variables([*networks]).items():
-            if path in variables:
-                variables[path].assign(array)
+            variables[path].assign(array)
         show(folder.name)
 
 
