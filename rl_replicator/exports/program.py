@@ -177,6 +177,8 @@ Translator = Callable[[Writer, Any, list[str]], str | list[str]]
 
 
 def _inputs(op: Any) -> Sequence[Any]:
+    if op.type == "Conv2DBackpropInput":  # Its first input is the shape of the result.
+        return [op.inputs[2], op.inputs[1]]
     return op.inputs[:1] if op.type in _SHAPED else op.inputs
 
 
@@ -407,8 +409,8 @@ def _check_images(op: Any) -> None:
     _check(op.get_attr("data_format") == b"NHWC", "images [B, H, W, C]", op)
 
 
-def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
-    """Returns the rows and columns of padding: top, left, bottom, right."""
+def _pads(op: Any, shape: Any, size: list[int], strides: list[int]) -> list[int]:
+    """Returns the rows and columns of padding of images: top, left, bottom, right."""
     _check_images(op)
     padding = op.get_attr("padding")
     if padding == b"VALID":
@@ -416,7 +418,6 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
     if padding == b"EXPLICIT":  # Batch and channels are never padded.
         _, _, top, bottom, left, right, _, _ = op.get_attr("explicit_paddings")
         return [top, left, bottom, right]
-    shape = op.inputs[0].shape
     lengths = shape.as_list()[1:3]
     _check(None not in lengths, "images of a known size where padding is SAME", op, shape)
     total = [
@@ -428,13 +429,42 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
 
 
 def _conv(writer: Writer, op: Any, inputs: list[str]) -> str:
+    strides, pads = _geometry(op, op.inputs[0].shape)
+    return writer.emit(op.name, "Conv", inputs, strides=[*strides], pads=pads)
+
+
+def _geometry(op: Any, images: Any) -> tuple[list[int], list[int]]:
+    """Returns the strides and the padding of a convolution of images of a shape."""
     strides, dilations = op.get_attr("strides")[1:3], [*op.get_attr("dilations")]
     got = f"dilations of {', '.join(map(str, dilations))}"
     _check(dilations == [1, 1, 1, 1], "plain convolutions", op, got)
-    is_one_group = op.inputs[0].shape[-1] == op.inputs[1].shape[2]
-    _check(is_one_group, "convolutions of one group", op)
-    pads = _pads(op, op.inputs[1].shape.as_list()[:2], strides)
-    return writer.emit(op.name, "Conv", inputs, strides=[*strides], pads=pads)
+    filters = op.inputs[1].shape
+    _check(images[-1] == filters[2], "convolutions of one group", op)
+    return strides, _pads(op, images, filters.as_list()[:2], strides)
+
+
+def _transposed_conv(writer: Writer, op: Any, inputs: list[str]) -> str:
+    """Convolves images between whose pixels are zeros, with turned filters."""
+    (_, rows, columns, channels), shape = op.inputs[2].shape, op.outputs[0].shape
+    is_known = None not in (rows, columns, *shape[1:])
+    _check(is_known, "transposed convolutions of images of a known size", op, shape)
+    (down, across), pads = _geometry(op, shape)
+    x = writer.emit(op.name, "Reshape", inputs[:1], shape=[-1, rows, 1, columns, 1, channels])
+    is_pixel = writer.constant(op, "is_pixel", np.zeros([1, 1, down, 1, across, 1]))
+    writer.constants[is_pixel][:, :, 0, :, 0] = 1
+    x = writer.emit(op.name, "Mul", [x, is_pixel])
+    x = writer.emit(op.name, "Reshape", [x], shape=[-1, rows * down, columns * across, channels])
+    whole, ends = (None, None, 1), [(rows - 1) * down + 1, (columns - 1) * across + 1]
+    x = _part(writer, op, x, [whole, *((None, end, 1) for end in ends), whole])
+    turned = _part(writer, op, inputs[1], [(None, None, -1), (None, None, -1), whole, whole])
+    filters = writer.emit(op.name, "Transpose", [turned], perm=[0, 1, 3, 2])
+    sizes = op.inputs[1].shape.as_list()[:2]
+    before = [size - 1 - pad for size, pad in zip(sizes, pads[:2], strict=True)]
+    lengths = zip(shape[1:3], sizes, ends, before, strict=True)
+    after = [length + size - 1 - end - pad for length, size, end, pad in lengths]
+    pads = [*before, *after]
+    _check(min(pads) >= 0, "transposed convolutions of less padding than the filter", op)
+    return writer.emit(op.name, "Conv", [x, filters], strides=[1, 1], pads=pads)
 
 
 def _max_pool(writer: Writer, op: Any, inputs: list[str]) -> str:
@@ -444,7 +474,7 @@ def _max_pool(writer: Writer, op: Any, inputs: list[str]) -> str:
     got = f"a size of {', '.join(map(str, size))}"
     _check(is_spatial, "pools of rows and columns", op, got)
     size, strides = size[1:3], strides[1:3]
-    pads = _pads(op, size, strides)
+    pads = _pads(op, op.inputs[0].shape, size, strides)
     return writer.emit(op.name, "MaxPool", inputs, size=[*size], strides=[*strides], pads=pads)
 
 
@@ -464,6 +494,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "Cast": _cast,
     "ConcatV2": _concat,
     "Conv2D": _conv,
+    "Conv2DBackpropInput": _transposed_conv,
     "ExpandDims": _reshape,
     "Expm1": _expm1,
     "FusedBatchNormV2": _batch_norm,  # Of Sonnet.

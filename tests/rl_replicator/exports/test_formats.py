@@ -142,6 +142,35 @@ def test_a_generator_with_sonnets_batch_norm(tmp_path, runtime):
 
 
 @pytest.mark.parametrize("runtime", [numpy, onnx])
+def test_decoders_with_transposed_convolutions(tmp_path, runtime):
+    """All paddings, filters smaller and larger than strides, and sizes beside the usual one."""
+    layer = tf.keras.layers.Conv2DTranspose
+    layers = [
+        layer(3, 3, 2, "same", bias_initializer="ones"),
+        layer(2, (2, 5), (3, 2), "valid"),
+        layer(4, (4, 1), (1, 2), "same", activation="sigmoid"),
+        layer(2, (5, 4), (3, 4), "same", output_padding=(0, 1)),
+    ]
+    filters = tf.constant(RANDOM.normal(size=(3, 4, 2, 2)).astype(np.float32))
+    pads = [[0, 0], [1, 0], [1, 2], [0, 0]]
+
+    def decoder(x):
+        for layer in layers:
+            x = layer(x)
+        _, rows, columns, _ = x.shape
+        shape = [tf.shape(x)[0], 2 * rows + 1, 3 * columns - 2, 2]
+        return {"y": tf.nn.conv2d_transpose(x, filters, shape, (2, 3), pads)}
+
+    x = RANDOM.normal(size=(3, 4, 5, 2)).astype(np.float32)
+    expected = decoder(x)["y"]
+    model = model_of(decoder, x=tf.TensorSpec([None, 4, 5, 2]))
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    found = runtime(tmp_path / "model")(x=x)["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    assert np.ptp(found) > 1
+
+
+@pytest.mark.parametrize("runtime", [numpy, onnx])
 def test_explicit_padding(tmp_path, runtime):
     """Networks from PyTorch have it: where SAME pads by 0 and 1, they pad by 1 and 1."""
     pads = [[0, 0], [1, 0], [1, 2], [0, 0]]
@@ -171,6 +200,29 @@ def test_explicit_padding(tmp_path, runtime):
                 )
             },
             "plain convolutions, got dilations of 1, 2, 2, 1",
+        ),
+        (
+            lambda x: {
+                "y": tf.nn.conv2d_transpose(
+                    x[:, None, None],
+                    np.ones([1, 1, 1, 1], np.float32),
+                    [tf.shape(x)[0], 1, 1, 1],
+                    3,
+                    [[0, 0], [1, 1], [1, 1], [0, 0]],
+                )
+            },
+            "transposed convolutions of less padding than the filter",
+        ),
+        (
+            lambda x: {
+                "y": tf.nn.conv2d_transpose(
+                    x[:, None, None],
+                    np.ones([1, 1, 1, 1], np.float32),
+                    tf.stack([tf.shape(x)[0], tf.shape(x)[0], 1, 1]),
+                    1,
+                )
+            },
+            "transposed convolutions of images of a known size",
         ),
         (
             lambda x: {"y": tf.image.resize(tf.ones([1, 2, 2, 1]) * x[0], [3, 3], "nearest")},
