@@ -1,8 +1,8 @@
 """Plays an environment and finds what is wrong with it.
 
 `dm_env.test_utils` and Gymnasium's checker are stricter than agents: the first demands that a step
-after the last one resets, both that dtypes and bounds are those of the specs. So they judge nothing
-here; Gymnasium's checker explains why an environment raises.
+after the last one resets, both that dtypes and bounds are those of the specs. So they are not
+used here.
 """
 
 from __future__ import annotations
@@ -116,22 +116,8 @@ def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[N
             is_made = environment is not None
             subject, remedy = ("data", "") if is_made else ("specs", "see docs/environments.md")
         else:
-            text = f"{type(error).__name__}: {error}{place(error)}{_complaint(environment)}"
+            text = f"{type(error).__name__}: {error}{place(error)}"
         raise _ExaminationEndsError(_wrong(subject, text, remedy)) from error
-
-
-def _complaint(environment: Any) -> str:
-    """Returns what Gymnasium's own checker says of an environment of Gymnasium that raises."""
-    gymnasium_environment = _gymnasium_of(environment)
-    if gymnasium_environment is None:
-        return ""
-    from gymnasium.utils import env_checker
-
-    try:
-        env_checker.check_env(gymnasium_environment, skip_render_check=True)
-    except (Exception, SystemExit) as error:
-        return f"; Gymnasium's checker says: {' '.join(str(error).split())}"
-    return ""
 
 
 def _gymnasium_of(environment: Any) -> Any:

@@ -16,7 +16,12 @@ from dm_env import specs
 from gymnasium import spaces
 
 from environments import flat
-from environments.errors import EnvironmentSpecError, RenderingUnavailableError, of_user_code
+from environments.errors import (
+    EnvironmentDataError,
+    EnvironmentSpecError,
+    RenderingUnavailableError,
+    of_user_code,
+)
 from environments.pixels import gl_context, rendering
 
 # The methods `step` of wrappers that return rewards unchanged.
@@ -121,19 +126,41 @@ class GymnasiumEnvironment(dm_env.Environment):
     def reset(self) -> dm_env.TimeStep:
         start, self._start = self._start, None
         seed = None if start is None else start.get("seed", self._seed)
-        observation, _ = self._environment.reset(seed=seed)
+        observation = self._begin(seed=seed)
         if start is not None and "seed" not in start:
             # The seed was for the environment's generators other than Gymnasium's. Their states are
             # unknown, and without a new seed they would repeat their earlier draws.
             flat.NumpyRandomness(self._random).set(start)
-            observation, _ = self._environment.reset()
+            observation = self._begin()
         self._over = False
         return dm_env.restart(observation)
+
+    def _begin(self, **seed: Any) -> Any:
+        try:
+            result = self._environment.reset(**seed)
+        except TypeError as error:
+            if "argument 'seed'" not in str(error):
+                raise
+            raise self._old("reset() to take seed= and options=", str(error)) from error
+        if not _holds(result, 2):
+            raise self._old("reset() to return (observation, info)", _short(result))
+        return result[0]
+
+    def _old(self, expected: str, got: str) -> EnvironmentDataError:
+        """Returns an error about an environment of the interface before 0.26."""
+        name = type(self.unwrapped).__qualname__
+        return EnvironmentDataError(
+            f"{name}: expected {expected}, as in Gymnasium, got {got}; change it"
+        )
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
         if self._over:
             return self.reset()
-        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        result = self._environment.step(action)
+        if not _holds(result, 5):
+            expected = "step() to return (observation, reward, terminated, truncated, info)"
+            raise self._old(expected, _short(result))
+        observation, reward, terminated, truncated, _ = result
         self._over = bool(terminated or truncated)
         if terminated:
             return dm_env.termination(reward, observation)
@@ -168,6 +195,15 @@ class GymnasiumEnvironment(dm_env.Environment):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _holds(result: Any, count: int) -> bool:
+    return isinstance(result, tuple | list) and len(result) == count
+
+
+def _short(result: Any) -> str:
+    is_several = isinstance(result, tuple | list)
+    return f"{len(result)} values" if is_several else f"one {type(result).__name__}"
 
 
 def _reward_range(environment: Any) -> tuple[float, float]:

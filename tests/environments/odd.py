@@ -41,6 +41,21 @@ class Old(Odd):
         return super().reset()[0]
 
 
+class WithoutInfo(Odd):
+    """Takes a seed, but returns the observation alone, whose two numbers are no two values."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class FourValues(Odd):
+    """Has the `step` of Gym before 0.26."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
 class SameStart(Odd):
     """Seeds its generator in every reset."""
 
@@ -102,6 +117,14 @@ def register_toys():
 
 def old(seed):
     return Old()
+
+
+def without_info(seed):
+    return WithoutInfo()
+
+
+def four_values(seed):
+    return FourValues()
 
 
 def same_start(seed):
