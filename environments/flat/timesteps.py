@@ -339,19 +339,19 @@ def _plan(
 
 
 def _check_leaf(path: tuple[Any, ...], array: Any) -> None:
+    where = f" as {'/'.join(map(str, path))}" if path else ""
     if not (isinstance(array, specs.Array) and array.dtype.kind in "fiub"):
         raise EnvironmentSpecError(
-            f"expected observations of numeric arrays, got {array!r} at {path}; remove it in a "
-            "factory"
+            f"expected observations of numeric arrays, got {array!r}{where}; remove it in a factory"
         )
     if isinstance(array, specs.DiscreteArray):
         raise EnvironmentSpecError(
             f"expected observations of real numbers, got a discrete value in "
-            f"0..{array.num_values - 1} at {path}; encode it one-hot in a factory"
+            f"0..{array.num_values - 1}{where}; encode it one-hot in a factory"
         )
     if _is_image(array):
         raise EnvironmentSpecError(
-            f"expected observations of state, got a uint8 image of shape {array.shape} at {path}; "
+            f"expected observations of state, got a uint8 image of shape {array.shape}{where}; "
             "train from frames with --pixels, remove it in a factory, or cast it to float32"
         )
 
