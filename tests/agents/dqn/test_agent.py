@@ -16,6 +16,7 @@ from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import main
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(dqn.command, name="agents.dqn:command")
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.
@@ -71,15 +72,11 @@ def options(run_dir, **changes):
 
 @pytest.mark.timeout(300)
 def test_runs_from_training_to_data(tmp_path, monkeypatch):
-    """A deterministic run goes on bit for bit, within an episode; others learn from its data."""
+    """Others learn from the data of a deterministic run; tests/agents/test_memory.py stops one."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    part, whole = tmp_path / "part", tmp_path / "whole"
-    for run_dir, steps in ((part, 204), (part, 300), (whole, 300)):
-        assert COMMAND.train(options(run_dir, steps=steps, deterministic=True)) == 0
-    weights = [load_policy(run_dir).weights.get_variables(["policy"]) for run_dir in (part, whole)]
-    for path, array in weights[0].items():
-        np.testing.assert_array_equal(array, weights[1][path], err_msg=path)
-    assert policies.record([str(whole), "--episodes", "15", "--dataset", "a-v0", "--explore"]) == 0
+    run = tmp_path / "run"
+    assert COMMAND.train(options(run, deterministic=True)) == 0
+    assert policies.record([str(run), "--episodes", "15", "--dataset", "a-v0", "--explore"]) == 0
     offline = tmp_path / "offline"
     options_offline = {"offline": "a-v0", "env": BUTTONS, "actors": 1, "steps": 40}
     assert COMMAND.train(options(offline, **options_offline)) == 0
