@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.processes
 
 # Runs beside the test that fails: a long test with a child process.
 NEIGHBOUR = """

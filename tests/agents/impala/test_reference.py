@@ -20,7 +20,7 @@ from tests.agents.d4pg.numpy_step import clip_together
 from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll as remember
 
-pytestmark = pytest.mark.usefixtures("plain_graphs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 SIZE, NUM_ACTIONS, LENGTH, BATCH, STEPS = 3, 2, 3, 4, 4
 CONFIG = ImpalaConfig(
     policy_layers=(5, 4),
