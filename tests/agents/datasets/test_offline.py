@@ -23,6 +23,7 @@ from tests.agents.datasets import random_episodes
 from tests.agents.deterministic import interrupting
 from tests.suite import forked
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 TARGET = "environments.fakes:target"
 SMALL = [
     *("--agent.policy-layers", "16", "--agent.critic-layers", "16", "--agent.discount", "0.5"),

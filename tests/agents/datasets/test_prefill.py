@@ -25,6 +25,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.datasets import random_episodes
 from tests.agents.replay.queue_table import make_table
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 CHAIN, TARGET = "environments.fakes:chain", "environments.fakes:target"
 CONFIG = td3.command.config(
     policy_layers=(16,),

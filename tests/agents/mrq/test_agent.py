@@ -13,6 +13,7 @@ from agents.mrq.config import MRQConfig
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.runs.options import AgentOptions
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(mrq.command, name="agents.mrq:command")
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.

@@ -23,6 +23,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.statistics import number
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 SETTINGS = {
     "env": "environments.fakes:target",
     "steps": 600,

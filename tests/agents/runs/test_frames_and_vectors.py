@@ -13,6 +13,7 @@ from tests.agents.runs import test_pixel_runs as pixel_runs
 from tests.environments import camera_fakes
 from tests.environments.camera_fakes import LENGTH
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 FRAME = PixelConfig(render="observed", state=("joints/elbow", "joints/wrist"))
 AGENT = dataclasses.replace(
     pixel_runs.SMALL, normalize_observations=True, value_min=0.0, value_max=2.0

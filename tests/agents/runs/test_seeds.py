@@ -7,6 +7,7 @@ import pytest
 from rl_replicator.cli import main
 from tests.agents.runs import recording_target
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 OPTIONS = (
     "train d4pg --env tests.agents.runs.recording_target:make --envs-per-actor 4"
     " --no-video --evaluation.every 100000 --evaluation.last-episodes 1"

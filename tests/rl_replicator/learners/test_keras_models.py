@@ -20,7 +20,7 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 ROOT = Path(__file__).parents[3]
 STEPS, BATCH = 6, 12
 rng = np.random.default_rng(0)
