@@ -197,17 +197,6 @@ def test_gymnasium_termination_and_truncation(seed, discount):
     assert environment.step(np.zeros(2, np.float32)).first()
 
 
-def test_gymnasium_gets_the_seed():
-    raw = gymnasium_fake.make(4)
-    observation, _ = raw.reset(seed=4)
-    expected = np.concatenate([[observation["clock"]], observation["noise"].ravel()]).astype(
-        np.float32
-    )
-    np.testing.assert_array_equal(
-        environments.make(f"{FAKE}:make", 4).reset().observation, expected
-    )
-
-
 def test_gymnasium_rewards_are_bounded_unless_a_wrapper_may_change_them():
     def bounds(environment):
         spec = environments.adapt(environment).reward_spec()

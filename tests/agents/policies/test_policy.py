@@ -160,15 +160,6 @@ def test_a_run_without_a_best_checkpoint_says_so(run_dir):
         agents.load_policy(run_dir, best=True)
 
 
-def test_a_directory_is_enough_to_go_on(run_dir, capsys):
-    status, out, _ = command(capsys, "train", "--run-dir", run_dir)
-    assert status == 0 and out.startswith("finished: all 600 steps of the run")
-    assert command(capsys, "train", "--run-dir", run_dir, "--steps", 800)[0] == 0
-    assert progress(run_dir / "checkpoints")["environment_steps"] == 800
-    options = json.loads((run_dir / "config.json").read_text())["options"]
-    assert options["steps"] == 800 and options["agent"]["policy_layers"] == [16]
-
-
 def test_a_mistyped_option_leaves_the_run_alone(run_dir, capsys):
     before = (run_dir / "config.json").read_bytes()
     status, out, err = command(capsys, "train", "--run-dir", run_dir, "--stpes", 900)

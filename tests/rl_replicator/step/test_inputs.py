@@ -251,16 +251,6 @@ def test_a_row_that_a_cancel_kept_is_the_next_one_until_a_restart():
     assert [used(*inputs.arguments) for _ in range(2)] == [0, 1]
 
 
-def test_a_cancel_ends_one_call_of_a_callable_input():
-    replicator = rr.SingleDeviceReplicator()
-    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
-    step = replicator.replicate(lambda x: x, inputs)
-    step.cancel()
-    with pytest.raises(rr.StepCancelled):
-        step()
-    assert int(step()) == 1
-
-
 def test_a_cancelled_call_returns_what_it_had_taken():
     replicator = rr.make("multi_device:2")
     waits, goes_on = threading.Event(), threading.Event()
