@@ -15,7 +15,7 @@ RATE, COST = harness.Unit("steps/s"), harness.Unit("bytes", more_is_better=False
 # Faults are counted, not timed in turn: their files have another format.
 FILES = sorted(set(harness.RESULTS.glob("*.json")) - set(harness.RESULTS.glob("faults_*.json")))
 TOOLS = {"__init__", "__main__", "compare", "harness", "processes"}
-TOOLS |= {"damaged_run", "factories", "fault_kinds", "suite_tables", "tables"}
+TOOLS |= {"damaged_run", "factories", "fault_kinds", "reacher_positions", "suite_tables", "tables"}
 
 
 def write(path, **samples):
