@@ -3,8 +3,7 @@
     rl-replicator train d4pg --env reacher:easy --wrap bench.reacher_positions:exact
 
 Wrappers that replace the state, which has the vector from the finger to the target, by the
-positions of elbow, finger and target: in the last three frames, as a pixel agent stacks them, or
-with the velocities of the joints.
+positions of elbow, finger and target in the last three frames, as a pixel agent stacks them.
 """
 
 from collections import deque
@@ -20,18 +19,15 @@ _FEATURES = 64
 class Positions(dm_env.Environment):
     """Observes positions in units of 0.25 m."""
 
-    def __init__(self, environment: dm_env.Environment, error: float, has_velocities: bool = False):
+    def __init__(self, environment: dm_env.Environment, error: float):
         """Wraps reacher.
 
         Args:
           environment: reacher from state: angles, the vector to the target, velocities.
           error: standard deviation, in metres, of an error that depends smoothly on the positions,
             as that of an encoder does.
-          has_velocities: True for the newest positions and the joints' velocities, in place of
-            the last three positions.
         """
         self._environment, self._error = environment, error
-        self._has_velocities = has_velocities
         self._seen: deque[np.ndarray] = deque(maxlen=_FRAMES)
         random = np.random.RandomState(3)
         self._frequencies = random.randn(6, _FEATURES) / _LENGTH
@@ -49,7 +45,7 @@ class Positions(dm_env.Environment):
         return self._observed(timestep)
 
     def observation_spec(self) -> specs.Array:
-        return specs.Array((8 if self._has_velocities else 6 * _FRAMES,), np.float32, "positions")
+        return specs.Array((6 * _FRAMES,), np.float32, "positions")
 
     def action_spec(self) -> specs.BoundedArray:
         return self._environment.action_spec()
@@ -67,8 +63,7 @@ class Positions(dm_env.Environment):
         return (4 * (exact + self._error * error)).astype(np.float32)
 
     def _observed(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        parts = [self._seen[-1], timestep.observation[4:]] if self._has_velocities else self._seen
-        return timestep._replace(observation=np.concatenate(list(parts), dtype=np.float32))
+        return timestep._replace(observation=np.concatenate(list(self._seen)))
 
 
 def exact(environment: dm_env.Environment) -> Positions:
@@ -84,8 +79,3 @@ def off_by_3_cm(environment: dm_env.Environment) -> Positions:
 def off_by_5_cm(environment: dm_env.Environment) -> Positions:
     """The last three positions, with an error of 5 cm."""
     return Positions(environment, 0.05)
-
-
-def with_velocities(environment: dm_env.Environment) -> Positions:
-    """The newest positions, and the velocities of the joints."""
-    return Positions(environment, 0, has_velocities=True)
