@@ -141,7 +141,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         except TypeError as error:
             if "argument 'seed'" not in str(error):
                 raise
-            raise self._old("reset() to take seed= and options=", str(error)) from error
+            raise self._old("reset() to take seed= and options=", "one without seed=") from error
         if not _holds(result, 2):
             raise self._old("reset() to return (observation, info)", _short(result))
         return result[0]
@@ -150,7 +150,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         """Returns an error about an environment of the interface before 0.26."""
         name = type(self.unwrapped).__qualname__
         return EnvironmentDataError(
-            f"{name}: expected {expected}, as in Gymnasium, got {got}; change it"
+            f"{name}: expected {expected}, as in Gymnasium, got {got}; correct it"
         )
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
