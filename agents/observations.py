@@ -125,10 +125,10 @@ class PixelObservations:
         self._settings = settings
         self._frame_shape = frame_shape(environment_spec.observations)
         self._vector_size = vector_size(environment_spec.observations)
-        normalize = settings.normalize_observations
-        is_good = self._vector_size > 0 or not normalize
+        self._mask_size = mask_size(environment_spec.observations)
+        is_good = self._vector_size > self._mask_size or not settings.normalize_observations
         expected = "--frame.state with it, because frames are not normalised"
-        check_option(is_good, "agent.normalize_observations", expected, normalize)
+        check_option(is_good, "agent.normalize_observations", expected, True)
         self._environment_spec = environment_spec
         find_encoder(settings.encoder)
         size, least = min(self._frame_shape[:2]), smallest_frame(settings.encoder)
@@ -192,15 +192,15 @@ class PixelObservations:
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network: [B, ...] observations to [B, F] float32 features.
 
-        The vector, normalised or unchanged, follows the features of the frames.
+        The vector without a mask, normalised or unchanged, follows the features of the frames.
         """
         frames = functools.partial(make_encoder, self._settings.encoder, self._dtype())
         if not self._vector_size:
             return frames(name)
         normalize = self._settings.normalize_observations
-        return FrameAndVectorEncoder(
-            frames, RunningNormalization if normalize else IdentityEncoder, name
-        )
+        kind = RunningNormalization if normalize else IdentityEncoder
+        size = self._vector_size - self._mask_size
+        return FrameAndVectorEncoder(frames, functools.partial(kind, size=size), name)
 
     def augment(self, observations: Any, seed: tf.Tensor) -> Any:
         """Stacks the frames and shifts every stack at random.
@@ -220,9 +220,9 @@ class PixelObservations:
             return stacked(frames)
         return random_shift(frames, seed, self._settings.max_shift)
 
-    def mask(self, observations: tf.Tensor) -> None:
-        """Returns None: all actions are legal."""
-        del observations
+    def mask(self, observations: Any) -> tf.Tensor | None:
+        """Returns which actions are legal; see `StateObservations.mask`."""
+        return observations["vector"][..., -self._mask_size :] if self._mask_size else None
 
     def make_history(self) -> FrameStack:
         """Makes a stack of frames."""

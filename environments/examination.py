@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import dm_env
@@ -120,6 +120,11 @@ def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[N
         raise _ExaminationEndsError(_wrong(subject, text, remedy)) from error
 
 
+def _observed(observation: Any) -> Any:
+    """Returns what is examined of an observation, or of its spec: frames without the mask."""
+    return observation["pixels"] if isinstance(observation, Mapping) else observation
+
+
 def _gymnasium_of(environment: Any) -> Any:
     """Returns the Gymnasium environment with its wrappers; None if it is of another kind."""
     from environments.libraries.gymnasium_adapter import GymnasiumEnvironment
@@ -130,7 +135,7 @@ def _gymnasium_of(environment: Any) -> Any:
 
 
 def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
-    observations = environment.observation_spec()
+    observations = _observed(environment.observation_spec())
     is_frame = len(observations.shape) == 3
     own = (environment.wrapped if is_frame else environment).own_action_spec
     size = " x ".join(map(str, observations.shape))
@@ -140,7 +145,11 @@ def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
     ranges = ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
     num_actions = getattr(environment.action_spec(), "num_values", None)
     if num_actions is not None:
-        masked = ", of which a mask says the legal ones" if flat.mask_size(observations) else ""
+        masked = (
+            ", of which a mask says the legal ones"
+            if flat.mask_size(environment.observation_spec())
+            else ""
+        )
         ranges = f"one of {num_actions} actions{masked}"
     yield _ok("specs", f"observes {observed}, takes {ranges}")
     is_fixed = np.equal(*(limit.astype(np.float32) for limit in limits))
@@ -184,8 +193,8 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
             for step in range(1, max_steps + 1):
                 timestep = environment.step(act(timestep.observation))
                 rewards.append(float(timestep.reward))
-                lowest = np.minimum(lowest, timestep.observation)
-                highest = np.maximum(highest, timestep.observation)
+                lowest = np.minimum(lowest, _observed(timestep.observation))
+                highest = np.maximum(highest, _observed(timestep.observation))
                 if timestep.last():
                     ends.append((step, float(timestep.discount)))
                     break
@@ -340,7 +349,7 @@ def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
     """
     in_turn = zip(*map(_timesteps, [*beside, environment]), strict=True)
     return [
-        timestep._replace(observation=timestep.observation.tobytes())
+        timestep._replace(observation=_observed(timestep.observation).tobytes())
         for *_, timestep in itertools.islice(in_turn, min(max_steps, 50) + 1)
     ]
 

@@ -110,10 +110,15 @@ class RepeatedActions(dm_env.Environment):
           times: environment steps for each action.
 
         Raises:
-          EnvironmentSpecError: if `times` is less than 1.
+          EnvironmentSpecError: if `times` is less than 1, or more with a mask of actions.
         """
         if times < 1:
             raise EnvironmentSpecError(f"expected an action repeat of at least 1, got {times}")
+        if times > 1 and flat.mask_size(environment.observation_spec()):
+            raise EnvironmentSpecError(
+                "expected --action-repeat 1 with a mask of actions, which each step may change, "
+                f"got {times}"
+            )
         self._environment, self._times = environment, times
 
     def reset(self) -> dm_env.TimeStep:

@@ -14,7 +14,7 @@ from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
 from agents.replay.frames import frame_of, vector_size
 from environments import Environment
-from environments.flat import DiscreteActions
+from environments.flat import DiscreteActions, mask_size
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
@@ -212,9 +212,10 @@ def _return(policy: Policy, run: RunDirectory) -> str:
 
 def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
     if policy.task.pixels is not None:
-        shape = frame_of(policy.agent.environment_spec.observations).shape
-        names = policy.task.pixels.state
-        kept = [*fields] if names == ("all",) else names
+        observations = policy.agent.environment_spec.observations
+        shape, names = frame_of(observations).shape, policy.task.pixels.state
+        mask = [*fields][-1:] if mask_size(observations) else []
+        kept = [*fields] if names == ("all",) else [*names, *mask]
         return (
             f"frame, uint8 {list(shape)}, after every "
             f"{policy.task.action_repeat} environment steps, in which the action is repeated"
@@ -242,9 +243,10 @@ _USAGE = {
     True: (
         "Inputs `observation`: [B, H, W, C] uint8, the newest frame, and `stack`: [B, H, W, C S] "
         "uint8, the output `next_stack` of the call before; at the start of an episode, the first "
-        "frame S times. With entries of the state, `vector` is [B, N] float32, these entries "
-        "flattened and concatenated. Output `action`: [B, ...] in the range of the environment's "
-        "own action spec. Convolutions compute in float32, whatever they did in training."
+        "frame S times. With entries of the state, or a mask, `vector` is [B, N] float32, these "
+        "flattened and concatenated. Output `action`: [B, ...] in the range of the "
+        "environment's own action spec. Convolutions compute in float32, whatever they did in "
+        "training."
     ),
 }
 _REMEMBERED = (

@@ -7,6 +7,7 @@ from environments.flat.actions import (
     MaskedArray,
     make_actions,
     mask_size,
+    numbers_of,
     random_policy,
 )
 from environments.flat.environment import (
@@ -32,6 +33,7 @@ __all__ = [
     "find_randomness",
     "make_actions",
     "mask_size",
+    "numbers_of",
     "own_render",
     "random_policy",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dm_env
@@ -211,9 +211,15 @@ class MaskedArray(specs.Array):
         return MaskedArray, (self.shape[0], self.num_actions)
 
 
-def mask_size(spec: specs.Array) -> int:
+def numbers_of(observation: Any) -> Any:
+    """Returns the numbers of an observation, or their spec: it is those, or has frames beside."""
+    return observation["vector"] if isinstance(observation, Mapping) else observation
+
+
+def mask_size(spec: Any) -> int:
     """Returns how many numbers at the end of an observation are a mask of actions; often 0."""
-    return spec.num_actions if isinstance(spec, MaskedArray) else 0
+    numbers = numbers_of(spec)
+    return numbers.num_actions if isinstance(numbers, MaskedArray) else 0
 
 
 def random_policy(
@@ -234,8 +240,8 @@ def random_policy(
     masked = mask_size(environment.observation_spec())
     everything = np.arange(spec.num_values)
 
-    def draw(observation: np.ndarray) -> np.int32:
-        legal = np.flatnonzero(observation[-masked:]) if masked else everything
+    def draw(observation: Any) -> np.int32:
+        legal = np.flatnonzero(numbers_of(observation)[-masked:]) if masked else everything
         return np.int32(random.choice(legal))
 
     return draw

@@ -92,7 +92,7 @@ class TimeStepConverter:
         self._step = 0
         self._is_under_way = False
         leaves = _leaves(observation_spec, ())
-        self._mask_size = _check_mask(dict(leaves), drops_images, num_actions)
+        self._mask_size = _check_mask(dict(leaves), num_actions)
         if self._mask_size:
             leaves.sort(key=lambda leaf: leaf[0] == (MASK,))
         self.fields, self.observation_bounds = _plan(leaves, drops_images)
@@ -294,16 +294,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _check_mask(leaves: Mapping[Any, Any], drops_images: bool, num_actions: int) -> int:
+def _check_mask(leaves: Mapping[Any, Any], num_actions: int) -> int:
     """Returns the size of the mask among the arrays of an observation, 0 if there is none."""
     mask = leaves.get((MASK,))
     if not num_actions or mask is None:
         return mask_size(leaves.get(()))  # In the form of agents already.
-    if drops_images:
-        raise EnvironmentSpecError(
-            f"expected no {MASK} with --pixels, got one; train from the state, or leave it out "
-            "of the observation"
-        )
     if not isinstance(mask, specs.Array) or mask.shape != (num_actions,):
         raise EnvironmentSpecError(
             f"expected an {MASK} of shape {(num_actions,)}, one number for each action, got "

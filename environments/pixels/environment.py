@@ -25,7 +25,8 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601.
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, channels].
 
-    With entries of the state, it is `{"pixels": frame, "vector": [N] float32}`.
+    With entries of the state or a mask of actions, it is `{"pixels": frame, "vector": [N]
+    float32}`; a mask is the end of the vector (`flat.MaskedArray`).
 
     Actions, rewards and discounts are those of `wrappers.RepeatedActions`. Frames are not stacked.
     Every step returns a new array.
@@ -165,8 +166,12 @@ class PixelEnvironment(dm_env.Environment):
     def observation_spec(self) -> Any:
         if not self._places.size:
             return self._frame_spec
-        vector = specs.Array(self._places.shape, np.float32, name="vector")
-        return {"pixels": self._frame_spec, "vector": vector}
+        size, masked = self._places.size, flat.mask_size(self._environment.observation_spec())
+        vector = specs.Array((size,), np.float32, name="vector")
+        return {
+            "pixels": self._frame_spec,
+            "vector": flat.MaskedArray(size, masked) if masked else vector,
+        }
 
     def action_spec(self) -> specs.BoundedArray:
         return self._environment.action_spec()
@@ -191,19 +196,23 @@ class PixelEnvironment(dm_env.Environment):
 
 
 def _places(environment: flat.Environment, names: tuple[str, ...]) -> np.ndarray:
-    """Returns the places of entries in the flat observation of an environment.
+    """Returns the places of entries, and of a mask of actions, in the flat observation.
 
     Raises:
       EnvironmentSpecError: if it has no such entry.
     """
-    fields = environment.observation_fields
+    fields = dict(environment.observation_fields)
+    spec = environment.observation_spec()
+    mask = range(spec.shape[0] - flat.mask_size(spec), spec.shape[0])
+    if mask:
+        fields.popitem()  # It comes last, whatever is chosen.
     chosen = tuple(fields) if names == ("all",) else names
     if names and not (chosen and set(chosen) <= set(fields)):
         raise EnvironmentSpecError(
             f"expected entries of the observation for --frame.state, all or some of "
             f"{', '.join(fields) or 'none'}, got {' '.join(names)}"
         )
-    return np.array([i for name in chosen for i in np.r_[fields[name]]], int)
+    return np.array([*(i for name in chosen for i in np.r_[fields[name]]), *mask], int)
 
 
 def _grey(frame: np.ndarray) -> np.ndarray:

@@ -86,7 +86,9 @@ class Buttons(gymnasium.Env):
         if self._time == 8:
             mask[:] = 0
         self.mask = mask
-        observation = {"action_mask": mask, "number": np.array([self._number], np.float32)}
+        image = np.full((36, 36, 1), 255 * self._number, np.uint8)
+        number = np.array([self._number], np.float32)
+        observation = {"action_mask": mask, "image": image, "number": number}
         return {name: observation[name] for name in self.observation_space.spaces}
 
     def reset(self, *, seed=None, options=None):
@@ -103,6 +105,15 @@ class Buttons(gymnasium.Env):
         self._time += 1
         reward = float(action[0] == self._number)
         return self._observe(), reward, self._time == 8, False, {}
+
+
+class SeenButtons(Buttons):
+    """`Buttons` that shows its number as the brightness of an image, too."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "image": image})
 
 
 class Bits(Buttons):
@@ -123,3 +134,7 @@ def make_target(seed: int) -> DiscreteTarget:
 
 def make_buttons(seed: int) -> Buttons:
     return Buttons(seed)
+
+
+def make_seen_buttons(seed: int) -> SeenButtons:
+    return SeenButtons(seed)

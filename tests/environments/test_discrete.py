@@ -11,8 +11,8 @@ from dm_env import specs
 from gymnasium import spaces
 
 import environments
-from environments import examination, flat
-from tests.environments.discrete_fakes import Bits, Buttons, Catch
+from environments import PixelConfig, PixelEnvironment, examination, flat
+from tests.environments.discrete_fakes import Bits, Buttons, Catch, SeenButtons
 
 
 def test_every_combination_of_several_numbers_is_one_action():
@@ -145,16 +145,15 @@ def with_many_actions():
 
 
 @pytest.mark.parametrize(
-    ("make", "pixels", "message"),
+    ("make", "message"),
     [
-        (of_other_size, False, r"expected an action_mask of shape \(6,\), one .*; correct it"),
-        (with_many_actions, False, "at most 4,096 discrete actions, got 8,000 combinations of 3 "),
-        (lambda: Buttons(0), True, "expected no action_mask with --pixels, got one"),
+        (of_other_size, r"expected an action_mask of shape \(6,\), one .*; correct it"),
+        (with_many_actions, "at most 4,096 discrete actions, got 8,000 combinations of 3 "),
     ],
 )
-def test_what_is_refused(make, pixels, message):
+def test_what_is_refused(make, message):
     with pytest.raises(environments.EnvironmentSpecError, match=message) as caught:
-        environments.adapt(make(), drops_images=pixels)
+        environments.adapt(make())
     assert "\n" not in str(caught.value)
 
 
@@ -164,17 +163,44 @@ def test_a_mask_without_legal_actions_is_an_error_of_the_environment():
         environment.reset()
 
 
-def test_check_env_plays_legal_actions():
+@pytest.mark.parametrize("names", [(), ("number",), ("all",)])
+def test_a_mask_is_the_end_of_the_vector_beside_frames(names):
+    frame = PixelConfig(render="observed", state=names)
+    inner = SeenButtons(0)
+    environment = PixelEnvironment(environments.adapt(inner, drops_images=True), frame)
+    spec, size = environment.observation_spec(), 7 if names else 6
+    assert (spec["vector"].shape, flat.mask_size(spec)) == ((size,), 6)
+    act = flat.random_policy(environment, np.random.default_rng(0))
+    timestep = environment.reset()
+    for _ in range(50):
+        vector = timestep.observation["vector"]
+        np.testing.assert_array_equal(vector[-6:], inner.mask)
+        assert vector.size == 6 or 255 * vector[0] == timestep.observation["pixels"].max()
+        timestep = (
+            environment.reset() if timestep.last() else environment.step(act(timestep.observation))
+        )
+    with pytest.raises(environments.EnvironmentSpecError, match="--action-repeat 1 with a mask"):
+        PixelEnvironment(environments.adapt(SeenButtons(0), drops_images=True), frame, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "observes"), [(Buttons, "7 numbers"), (SeenButtons, "frames of 36 x 36 x 1")]
+)
+def test_check_env_plays_legal_actions(kind, observes):
     inner: list[gymnasium.Env] = []
 
     def make(seed):
-        inner.append(Buttons(seed))
-        return environments.adapt(inner[-1], seed)
+        inner.append(kind(seed))
+        if kind is Buttons:
+            return environments.adapt(inner[-1], seed)
+        frame = PixelConfig(render="observed")
+        return PixelEnvironment(environments.adapt(inner[-1], seed, drops_images=True), frame)
 
     findings = list(examination.examine(make, max_steps=20))
     assert "WRONG" not in [finding.verdict for finding in findings]
-    text = "observes 7 numbers, takes one of 6 actions, of which a mask says the legal ones"
+    text = f"observes {observes}, takes one of 6 actions, of which a mask says the legal ones"
     assert findings[0].text == text
     for each in inner:
-        numbers = environments.adapt(each).actions.from_own(np.array(each.taken))
+        own = environments.adapt(each, drops_images=True).actions
+        numbers = own.from_own(np.array(each.taken))
         assert all(mask[number] for mask, number in zip(each.legal, numbers, strict=True))

@@ -10,16 +10,20 @@ import environments
 from agents import dqn, load_policy
 from agents.agent import ExplorationContext
 from agents.cli import policies
-from agents.dqn.config import DQNConfig
+from agents.dqn.config import DQNConfig, PixelDQNConfig
 from agents.nodes.run_plan import EvaluationSchedule
-from agents.replay.config import ReplayConfig
-from agents.runs.options import AgentOptions
+from agents.policies import exported as exported_policies
+from agents.replay.config import FrameReplayConfig, ReplayConfig
+from agents.runs.options import AgentOptions, PixelAgentOptions
+from environments import PixelConfig
 from rl_replicator.cli import main
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(dqn.command, name="agents.dqn:command")
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.
+SEEN = "tests.environments.discrete_fakes:make_seen_buttons"
+FRAME = PixelConfig(render="observed")
 SMALL = DQNConfig(
     critic_layers=(16, 16),
     global_batch_size=16,
@@ -88,3 +92,43 @@ def test_runs_from_training_to_data(tmp_path, monkeypatch):
         while not timestep.last():
             timestep = environment.step(policy.act(timestep.observation))
     assert main.main(["report", str(prefilled), "--out", str(tmp_path / "report.html")]) == 0
+
+
+@pytest.mark.timeout(300)
+def test_frames_and_a_mask_from_training_to_an_export(tmp_path):
+    """What the image shows is learned; an illegal action would end the run."""
+    run, out = tmp_path / "run", tmp_path / "model"
+    config = PixelDQNConfig(
+        encoder="small",
+        feature_size=16,
+        critic_layers=(16,),
+        max_shift=0,
+        frame_stack=1,
+        discount=0.0,
+        n_step=1,
+        value_min=0.0,
+        value_max=1.0,
+        critic_learning_rate=2e-3,
+        global_batch_size=16,
+        precision="float32",
+        exploration_epsilon=0.5,
+        exploration_exponent=0.0,
+        exploration_random_steps=50,
+        replay=FrameReplayConfig(min_size=100, samples_per_insert=16.0),
+    )
+    of_state = options(run, agent=SMALL)
+    changes = {"env": SEEN, "frame": FRAME, "agent": config, "steps": 800, "action_repeat": 1}
+    settings = {f.name: getattr(of_state, f.name) for f in dataclasses.fields(of_state)}
+    assert COMMAND.train(PixelAgentOptions(**settings | changes | {"pixels": True})) == 0
+    assert main.main(["export", str(run), "--format", "numpy", "--out", str(out)]) == 0
+    assert "; state: action_mask |" in (out / "README.md").read_text()
+    exported, trained = exported_policies.load(out), load_policy(run)
+    with trained.make_environment(seed=5) as environment:
+        actor, total = exported.actor(exported.task, environment), 0.0
+        timestep = environment.reset()
+        while not timestep.last():
+            action = actor.select_action(timestep.observation)
+            assert action == trained.act(timestep.observation)
+            timestep = environment.step(action)
+            total += timestep.reward
+    assert total == 8
