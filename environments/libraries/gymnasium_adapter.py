@@ -22,7 +22,7 @@ from environments.errors import (
     RenderingUnavailableError,
     of_user_code,
 )
-from environments.pixels import gl_context, rendering
+from environments.pixels import rendering
 
 # The methods `step` of wrappers that return rewards unchanged.
 _KEEPS_REWARDS = {
@@ -289,7 +289,7 @@ def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
             raise
         yield  # Others, such as those of pygame, need no OpenGL.
         return
-    with gl_context.previous_restored(kind):
+    with rendering.previous_restored(kind):
         viewer = getattr(module and _held(environment, module.MujocoRenderer), "viewer", None)
         if viewer is not None:
             viewer.make_context_current()

@@ -49,8 +49,7 @@ RENDER_SETTINGS = MappingProxyType({"exact": EXACT, "fast": FAST})
 class Camera:
     """Renders the current state of a physics, which may be another one in each episode.
 
-    It does not use dm_control's contexts, because these belong to the thread that rendered first
-    and fail if another thread frees them. Any thread may render frames.
+    Any thread may render frames.
     """
 
     def __init__(self, find_physics: Callable[[], Any], settings: RenderSettings = EXACT):

@@ -2,8 +2,7 @@
 
 A context belongs to the thread in which it is current, and OpenGL calls without a current context
 are silently ignored. Here a context is current only while one frame is drawn. With EGL, the context
-that was current before is then restored, for instance one of dm_control's, which assumes that no
-other code switches contexts.
+that was current before is then restored, for instance one of a viewer of Gymnasium.
 
 Finalizers make no OpenGL call: the garbage collector runs them in any thread at any allocation,
 possibly between two OpenGL calls of another context. A context whose owner has become unreachable
@@ -20,7 +19,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import importlib
 import threading
 import weakref
 from collections.abc import Iterator
@@ -64,7 +62,7 @@ class Context:
             self._kind = rendering.enable().kind
             self._lock = threading.Lock()
             self.contents: list[Any] = []
-            with previous_restored(self._kind) as library:
+            with rendering.previous_restored(self._kind) as library:
                 self._native = library.GLContext(width, height)
             _open.add(self)
             if not _has_exit_hook:
@@ -83,7 +81,7 @@ class Context:
           RuntimeError: if the context has been closed, by `close` or by the interpreter's exit.
         """
         _close_unreachable()
-        with self._lock, previous_restored(self._kind):
+        with self._lock, rendering.previous_restored(self._kind):
             if self._native is None:
                 raise RuntimeError("expected an open OpenGL context, got one that has been closed")
             self._native.make_current()
@@ -94,7 +92,7 @@ class Context:
 
         Later calls do nothing.
         """
-        with _LOCK, self._lock, previous_restored(self._kind):
+        with _LOCK, self._lock, rendering.previous_restored(self._kind):
             if self._native is None:
                 return
             # If this raises, the contents are kept: their own destructors call OpenGL as well.
@@ -109,39 +107,6 @@ class Context:
 def count() -> int:
     """Returns the number of contexts in this process that have not been destroyed."""
     return len(_open)
-
-
-@contextlib.contextmanager
-def previous_restored(kind: str) -> Iterator[Any]:
-    """Restores this thread's current context after a `with` block, and yields MuJoCo's module.
-
-    Only for EGL: with OSMesa and GLFW, no context is current afterwards.
-
-    Args:
-      kind: the kind of OpenGL that is enabled, `Renderer.kind`.
-    """
-    library = importlib.import_module(f"mujoco.{kind}")
-    display, *before = _current(library.EGL) if kind == "egl" else [None]
-    try:
-        yield library
-    finally:
-        if kind == "egl":
-            egl = library.EGL
-            if not display:  # No context was current.
-                display = egl.eglGetCurrentDisplay()
-                before = [egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT]
-            if display:
-                egl.eglMakeCurrent(display, *before)
-        elif kind == "osmesa":  # dm_control uses OSMesa in its own threads.
-            library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
-        else:
-            library.glfw.make_context_current(None)
-
-
-def _current(egl: Any) -> list[Any]:
-    """Returns this thread's display, surfaces and context, which other libraries may have made."""
-    surfaces = [egl.eglGetCurrentSurface(kind) for kind in (egl.EGL_DRAW, egl.EGL_READ)]
-    return [egl.eglGetCurrentDisplay(), *surfaces, egl.eglGetCurrentContext()]
 
 
 def _close_unreachable() -> None:

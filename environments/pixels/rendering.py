@@ -3,8 +3,8 @@
 dm_control chooses its OpenGL from the variable MUJOCO_GL when it is imported, and GLFW without a
 screen fails only at the first frame. So dm_control is imported with OpenGL disabled
 (`opengl_disabled`), and the first frame enables it (`enable`), even if a user's code renders it
-directly with dm_control or MuJoCo. Each kind is tested in a subprocess first, because a driver may
-crash its process.
+directly with dm_control or MuJoCo. Any thread may then use dm_control's contexts. Each kind is
+tested in a subprocess first, because a driver may crash its process.
 """
 
 from __future__ import annotations
@@ -243,9 +243,68 @@ def enable() -> Renderer:
         os.environ[VARIABLE] = renderer.kind
         if renderer.device is not None:
             os.environ[_EGL_DEVICE] = str(renderer.device)
-        backend = importlib.import_module("dm_control._render")
+        backend: Any = importlib.import_module("dm_control._render")
         if backend.BACKEND in _OFF:
             # Reloading reads the variable again. It suffices, because dm_control looks up
             # `_render.Renderer` for every context.
             importlib.reload(backend)
+        if "make_current" not in vars(backend.Renderer):
+            # Imported first: it closes EGL's display at exit, which must follow all contexts.
+            importlib.import_module(f"mujoco.{renderer.kind}")
+            backend.Renderer = _used_by_any_thread(backend.Renderer, renderer.kind)
     return renderer
+
+
+@contextlib.contextmanager
+def previous_restored(kind: str) -> Iterator[Any]:
+    """Restores this thread's current context after a `with` block, and yields MuJoCo's module.
+
+    Only for EGL: with OSMesa and GLFW, no context is current afterwards.
+
+    Args:
+      kind: the kind of OpenGL that is enabled, `Renderer.kind`.
+    """
+    library = importlib.import_module(f"mujoco.{kind}")
+    display, *before = _current(library.EGL) if kind == "egl" else [None]
+    try:
+        yield library
+    finally:
+        if kind == "egl":
+            egl = library.EGL
+            if not display:  # No context was current.
+                display = egl.eglGetCurrentDisplay()
+                before = [egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT]
+            if display:
+                egl.eglMakeCurrent(display, *before)
+        elif kind == "osmesa":  # dm_control uses OSMesa in its own threads.
+            library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
+        else:
+            library.glfw.make_context_current(None)
+
+
+def _current(egl: Any) -> list[Any]:
+    """Returns this thread's display, surfaces and context, which other libraries may have made."""
+    surfaces = [egl.eglGetCurrentSurface(kind) for kind in (egl.EGL_DRAW, egl.EGL_READ)]
+    return [egl.eglGetCurrentDisplay(), *surfaces, egl.eglGetCurrentContext()]
+
+
+def _used_by_any_thread(renderer: Any, kind: str) -> Any:
+    """Returns dm_control's class of contexts, changed so that one is current only while it is used.
+
+    dm_control leaves a context current in the thread that drew with it. No other thread can then
+    free it, as the garbage collector and the interpreter's exit do, and it draws nothing once
+    other code has made another context current.
+    """
+
+    class Renderer(renderer):
+        @contextlib.contextmanager
+        def make_current(self) -> Iterator[Any]:
+            with self._render_executor.execution_context() as executor, previous_restored(kind):
+                executor.call(self._platform_make_current)
+                yield executor
+
+        def _free_unconditionally(self) -> None:
+            with previous_restored(kind):
+                super()._free_unconditionally()
+
+    return Renderer

@@ -358,6 +358,49 @@ def test_textures_that_are_uploaded_to_dm_control_are_drawn():
         np.testing.assert_array_equal(drawn, made.render(24, 24))
 
 
+def test_contexts_of_dm_control_belong_to_no_thread():
+    """One thread draws, others draw as well, and the last one frees what it drew with."""
+    from dm_control import suite
+
+    physics = suite.load("cartpole", "swingup", task_kwargs={"random": 1}).physics
+    frames = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: frames.append(physics.render(24, 24)))
+        thread.start()
+        thread.join()
+    # Other code may leave another context current, or none.
+    with rendering.previous_restored(rendering.enable().kind):
+        frames.append(physics.render(24, 24))
+    for frame in (*frames, physics.render(24, 24)):
+        np.testing.assert_array_equal(frame, frames[0])
+    assert len(np.unique(frames[0])) > 20
+    thread = threading.Thread(target=physics.render)
+    thread.start()
+    thread.join()
+    physics.free()
+
+
+class _DrawnByDmControl(gymnasium_fake.Seven):
+    """Draws with dm_control's own context."""
+
+    def __init__(self, physics):
+        super().__init__(True)
+        self.physics = physics
+
+    def render(self):
+        return self.physics.render(24, 24)
+
+
+def test_each_picture_of_dm_control_in_gymnasium_is_drawn():
+    from dm_control import suite
+
+    physics = suite.load("cartpole", "swingup", task_kwargs={"random": 1}).physics
+    environment = environments.adapt(_DrawnByDmControl(physics), seed=1)
+    environment.reset()
+    for _ in range(3):
+        np.testing.assert_array_equal(environment.render(24, 24), physics.render(24, 24))
+
+
 def test_seeds_and_random_states_reproduce_frames():
     make = functools.partial(environments.make, "reacher:easy", pixels=FAST(32, 32))
     first, second = make(seed=7), make(seed=7)
