@@ -104,6 +104,7 @@ def train(
 
     Raises:
       UsageError: after bad input.
+      SystemExit: if the main script, imported as a module, trains.
       KeyboardInterrupt: if the run was ended by a signal, or by the stop of the Launchpad program
         in whose node this was called. The run is saved.
     """
@@ -128,17 +129,20 @@ def train(
 
 
 def _check_guarded() -> None:
-    """Refuses a call by the main script while it is imported again, e.g. for its environment."""
+    """Exits if the main script calls this while it is imported again, e.g. for its environment."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     frame: Any = inspect.currentframe()
     while frame is not None:
         variables = frame.f_globals
         is_script = variables["__name__"] != "__main__" and variables.get("__file__") == script
         if frame.f_code.co_name == "<module>" and script is not None and is_script:
-            raise UsageError(
-                f"expected the training of {script} below 'if __name__ == \"__main__\":', because "
-                f"the module {variables['__name__']} is imported for what it defines, got none"
+            # No error: the tracebacks of two trainings, one within the other, would hide the line.
+            sys.stderr.write(
+                f"rl-replicator: error: expected the training of {script} below 'if __name__ == "
+                f'"__main__":\', because the module {variables["__name__"]} is imported for what '
+                "it defines, got none\n"
             )
+            raise SystemExit(2)
         frame = frame.f_back
 
 

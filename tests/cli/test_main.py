@@ -213,18 +213,33 @@ def test_a_folder_with_the_name_of_a_package_of_ours_does_no_harm(command, tmp_p
             "expected the package environments in .*, found .*; rename or",
         ),
         ("launchpad.py", "expected the package launchpad in .*, found .*launchpad.py, which comes"),
-        ("", "of .*script.py below 'if __name__ == .__main__.:', because the module script is imp"),
     ],
 )
-def test_a_script_is_told_of_its_own_folders_and_of_the_main_guard(tmp_path, module, message):
-    path = tmp_path / (module or "other.py")
+def test_a_script_is_told_of_its_own_folders(tmp_path, module, message):
+    path = tmp_path / module
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    code = "import rl_replicator\nrl_replicator.train('td3', env='script:make')"
-    (tmp_path / "script.py").write_text(code)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = _run_script(tmp_path, "'td3'")
     assert re.search(message, done.stderr.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["'td3', env='script:make'", "'td3', env='script:make', launch='processes'", "'script:make'"],
+)
+def test_a_script_is_told_of_the_main_guard(tmp_path, arguments):
+    """It defines the environment or the learner that it trains."""
+    done = _run_script(tmp_path, arguments)
+    message = "of .*script.py below 'if __name__ == .__main__.:', because the module script is imp"
+    assert done.returncode == 2 and re.search(message, done.stderr.splitlines()[-1]), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _run_script(folder, arguments):
+    script = folder / "script.py"
+    script.write_text(f"import rl_replicator\nrl_replicator.train({arguments})")
+    command = [sys.executable, str(script)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_a_module_in_a_folder_with_the_name_of_a_package_of_ours(command, tmp_path):
