@@ -105,11 +105,14 @@ class Task:
             }
             return specs.make_environment_spec(made), form
 
-    def spec(self, form: Mapping[str, Any] | None = None) -> specs.EnvironmentSpec:
+    def spec(
+        self, form: Mapping[str, Any] | None = None, origin: str = "the policy was trained"
+    ) -> specs.EnvironmentSpec:
         """Returns the specs of the environment that `make` returns.
 
         Args:
-          form: the form in which a policy was trained, if it must be the same.
+          form: the form that it must have; None for any.
+          origin: what was done in that form.
 
         Raises:
           UsageError: if the environment was edited since.
@@ -117,8 +120,8 @@ class Task:
         spec, found = self.described()
         if form not in (None, found):
             raise UsageError(
-                f"expected {self.name} with {form}, in which the policy was trained, got {found}; "
-                "restore the environment, or train a new policy"
+                f"expected {self.name} with {form}, in which {origin}, got {found}; restore the "
+                "environment, or start again in this one"
             )
         return spec
 

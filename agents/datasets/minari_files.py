@@ -216,7 +216,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _compare_tasks(name: str, data: Any, task: Task) -> None:
-    """Raises UsageError if a dataset names another environment."""
+    """Raises UsageError if a dataset names another environment, or another form of it."""
     if task.recorded is not None:
         return
     identity = data.storage.metadata.get(METADATA, {}).get("config", {}).get("identity", {})
@@ -234,6 +234,8 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
             f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
             "which has different rewards"
         )
+    if identity.get("environment"):  # The recorded actions are relative to its limits.
+        task.spec(identity["environment"], f"the dataset {name} was recorded")
 
 
 def _actions_of(name: str, space: Any, own: Any) -> ContinuousActions | DiscreteActions:

@@ -24,7 +24,15 @@ def minari_folder(tmp_path, monkeypatch):
 
 
 def make(
-    changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=(), has_identity=True, spec=None
+    changes,
+    low=LOW,
+    high=HIGH,
+    observation=(5,),
+    env=RANGED,
+    wrap=(),
+    form=None,
+    has_identity=True,
+    spec=None,
 ):
     """Makes a dataset of two actions as other programs do; `changes` replaces its arrays."""
     arrays = {
@@ -43,7 +51,7 @@ def make(
         env=spec,
     )
     if has_identity:
-        identity = {"env": env, "wrap": [*wrap]}
+        identity = {"env": env, "wrap": [*wrap], "environment": form}
         dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": identity}}})
 
 
@@ -94,6 +102,11 @@ def test_observations_and_actions_may_be_scalars_and_an_episode_may_have_no_end(
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),
+        (
+            {},
+            {"form": {"observations": [5], "action_limits": [[-3.0, 0.0], [5.0, 0.5]]}},
+            r"\[5.0, 0.5\]\]}, in which the dataset a-v0 was recorded, got .* \[5.0, 0.25\]\]};",
+        ),
     ],
 )
 def test_one_line(changes, specs, message):
