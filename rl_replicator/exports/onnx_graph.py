@@ -149,6 +149,10 @@ def _concat(graph: _Graph, operation: Operation, inputs: list[str], out: str) ->
     graph.node("Concat", inputs, out, axis=operation["axis"])
 
 
+def _gather(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Gather", inputs, out, axis=operation["axis"])
+
+
 def _reshape(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     graph.node("Reshape", [*inputs, graph.numbers(operation["shape"], f"{out}/shape")], out)
 
@@ -224,6 +228,7 @@ _SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
     "Cast": _cast,
     "Concat": _concat,
     "Conv": _conv,
+    "Gather": _gather,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
     "OneHot": _one_hot,

@@ -10,7 +10,7 @@ output; the rest are its attributes. NumPy and ONNX have equivalents of all oper
     Slice [starts, stops, steps: one per axis; a start or stop of None means no bound]
     Transpose [perm: the axes of the input in the order of those of the output]
     Broadcast [shape: 1 keeps the input's size]   OneHot [depth, dtype: adds a last axis]
-    ArgMax [dtype: removes the last axis]
+    ArgMax [dtype: removes the last axis]   Gather [axis: that of the first input; numbers of parts]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
 
 Images are [B, H, W, C], as in TensorFlow. `rl_replicator.exports.standalone` runs the operations.
@@ -319,8 +319,21 @@ def _one_hot(writer: Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _argmax(writer: Writer, op: Any, inputs: list[str]) -> str:
-    _check(int(_static(op, 1)) in (-1, op.inputs[0].shape.rank - 1), "ArgMax of the last axis", op)
+    is_last = int(_static(op, 1)) in (-1, op.inputs[0].shape.rank - 1)
+    _check(is_last, f"{op.type} of the last axis", op)
     return writer.emit(op.name, "ArgMax", inputs[:1], dtype=op.outputs[0].dtype.name)
+
+
+def _argmin(writer: Writer, op: Any, inputs: list[str]) -> str:
+    is_floating = op.inputs[0].dtype.is_floating
+    _check(is_floating, "ArgMin of floats", op, f"that of {op.inputs[0].dtype.name}")
+    return _argmax(writer, op, [writer.emit(op.name, "Neg", inputs[:1])])
+
+
+def _gather(writer: Writer, op: Any, inputs: list[str]) -> str:
+    _check(not op.get_attr("batch_dims"), "gathers without batch_dims", op)
+    axis = int(_static(op, 2)) % op.inputs[0].shape.rank
+    return writer.emit(op.name, "Gather", inputs[:2], axis=axis)
 
 
 def _batch_norm(writer: Writer, op: Any, inputs: list[str]) -> str:
@@ -489,6 +502,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     },
     "AddV2": _same("Add"),
     "ArgMax": _argmax,
+    "ArgMin": _argmin,
     "BiasAdd": _bias_add,
     "BroadcastTo": _broadcast,
     "Cast": _cast,
@@ -499,6 +513,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "Expm1": _expm1,
     "FusedBatchNormV2": _batch_norm,  # Of Sonnet.
     "FusedBatchNormV3": _batch_norm,
+    "GatherV2": _gather,
     "LeakyRelu": _leaky_relu,
     "Log1p": _log1p,
     "MatMul": _matmul,

@@ -204,6 +204,10 @@ def _concat(axis: int) -> Any:
     return lambda *parts: np.concatenate(parts[:-1], axis, parts[-1])
 
 
+def _gather(axis: int) -> Any:
+    return lambda x, numbers, out: np.take(x, numbers, axis, out)
+
+
 def _argmax(dtype: str) -> Any:
     return lambda x, out: _into(out, np.argmax(x, -1).astype(dtype))
 
@@ -232,6 +236,7 @@ OPERATIONS: dict[str, Any] = {
     "Div": np.divide,
     "Elu": _elu,
     "Exp": np.exp,
+    "Gather": _gather,
     "Greater": np.greater,
     "GreaterEqual": np.greater_equal,
     "Less": np.less,

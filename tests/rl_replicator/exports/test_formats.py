@@ -171,6 +171,33 @@ def test_decoders_with_transposed_convolutions(tmp_path, runtime):
 
 
 @pytest.mark.parametrize("runtime", [numpy, onnx])
+def test_embeddings_and_codebooks(tmp_path, runtime):
+    vectors = np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32)
+    embedding = tf.keras.layers.Embedding(5, 3, weights=[vectors[:5]])
+    codes = tf.Variable(vectors[5:].T)
+
+    def quantize(words):
+        x = embedding(words)  # [B, 4, 3]
+        distances = tf.reduce_sum((x[..., None] - codes) ** 2, -2)
+        nearest = tf.argmin(distances, -1)
+        return {
+            "code": tf.nn.embedding_lookup(tf.transpose(codes), nearest),
+            "columns": tf.transpose(tf.gather(codes, nearest, axis=-1), [1, 2, 0]),
+            "nearest": tf.argmax(-distances, -1),
+            "parts": tf.gather(x, [2, 0, 0], axis=1),
+        }
+
+    words = np.array([[0, 4, 2, 1], [3, 3, 1, 0]], np.int32)
+    expected = quantize(tf.constant(words))
+    model = model_of(quantize, words=tf.TensorSpec([None, 4], tf.int32))
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    found = runtime(tmp_path / "model")(words=words)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert len(np.unique(found["nearest"])) > 1
+
+
+@pytest.mark.parametrize("runtime", [numpy, onnx])
 def test_explicit_padding(tmp_path, runtime):
     """Networks from PyTorch have it: where SAME pads by 0 and 1, they pad by 1 and 1."""
     pads = [[0, 0], [1, 0], [1, 2], [0, 0]]
@@ -200,6 +227,14 @@ def test_explicit_padding(tmp_path, runtime):
                 )
             },
             "plain convolutions, got dilations of 1, 2, 2, 1",
+        ),
+        (
+            lambda x: {"y": tf.gather(x, tf.cast(x, tf.int32), axis=1, batch_dims=1)},
+            "gathers without batch_dims",
+        ),
+        (
+            lambda x: {"y": tf.argmin(tf.cast(x, tf.uint8), -1)},
+            "ArgMin of floats, got that of uint8",
         ),
         (
             lambda x: {
