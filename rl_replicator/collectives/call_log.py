@@ -15,6 +15,7 @@ class CallLog:
     Attributes:
       scaled_by: names of the functions that have divided losses of the step by the number of
         replicas.
+      sums: shapes of the losses that are no scalars.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
       at_end: functions that each replica calls at the end of its step, in the order of the keys;
         repeating them has no effect.
@@ -23,6 +24,7 @@ class CallLog:
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
         self.scaled_by: set[str] = set()
+        self.sums: set[str] = set()
         self.reductions: set[str] = set()
         self.at_end: dict[Callable[[], None], None] = {}
 

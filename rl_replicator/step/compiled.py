@@ -237,7 +237,7 @@ class ReplicatedStep:
             tf.variable_creator_scope(variable_registry.lifted),
         ):
             yield calls
-            scaled_losses.check(calls)
+            scaled_losses.check(calls, self._host.num_replicas)
 
     def _replica_step(self, element: Any) -> Any:
         """Traced on each replica: `step_fn`, then the updates that are due at the end of a step."""

@@ -95,6 +95,37 @@ def test_functions_of_tensorflow(function):
     assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
 
 
+def test_the_gradient_of_a_loss_per_example_is_that_of_its_sum():
+    def step_with(replicator, **options):
+        with replicator.scope():
+            w = tf.Variable([1.0])
+            optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), **options)
+
+        def step_fn(batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:  # Of no variable: as in a gradient penalty.
+                    inner.watch(x)
+                    predicted = w * x
+                slope = inner.gradient(predicted, x)
+                loss = tf.square(predicted - y) + 0.0 * slope
+            optimizer.apply(tape.gradient(loss, [w]), [w])
+
+        return step_fn, [w]
+
+    original = tf.GradientTape.gradient
+    for name, options in (("single_device", {}), ("multi_device:2", {"reduction": "sum"})):
+        replicator = rr.make(name)
+        w = trained(replicator, *step_with(replicator, **options))
+        assert w == pytest.approx(1.0 - 0.4 * GRADIENT, rel=1e-5)
+    replicator = rr.make("multi_device:2")
+    with pytest.raises(
+        rr.ConfigError, match=r"got one of shape \(None, 1\), .*; use tf.reduce_mean"
+    ):
+        trained(replicator, *step_with(replicator))
+    assert tf.GradientTape.gradient is original
+
+
 @pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size", "sum", "none"])
 def test_loss_objects_of_keras(reduction):
     """They compute the mean over the replica's batch, or another reduction if asked to."""
