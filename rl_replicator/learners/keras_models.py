@@ -42,6 +42,9 @@ class KerasConfig:
             check_option(value >= 1, name, "at least 1", value)
 
 
+# Name of the number of examples among the sums of an evaluation.
+_EXAMPLES = "num_examples"
+
 ModelFn = Callable[[Any], tf.keras.Model]
 DataFn = Callable[[Any], tf.data.Dataset]
 ServedFn = Callable[[Any], tf.keras.Model]
@@ -187,11 +190,13 @@ class KerasLearner(Learner):
           batch: an example of the data with a leading axis [B].
 
         Returns:
-          The scalars that `train_step` returns.
+          The scalars that `train_step` returns, and the means of what else it returns in floats.
         """
         self._reset_metrics()
-        found = self._model.train_step(batch)
-        return {name: x for name, x in found.items() if tf.is_tensor(x) and x.shape.rank == 0}
+        found = {k: x for k, x in self._model.train_step(batch).items() if tf.is_tensor(x)}
+        scalars = {name: x for name, x in found.items() if x.shape.rank == 0}
+        floats = {name: tf.reduce_mean(x) for name, x in found.items() if x.dtype.is_floating}
+        return floats | scalars
 
     def _reset_metrics(self) -> None:
         if any(not metric.variables for metric in self._model.metrics):
@@ -249,11 +254,15 @@ class KerasLearner(Learner):
         is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
         self._reset_metrics()
-        found = self._model.test_step(batch)
-        self._check_figures(found)
-        sums = [variable.read_value() for variable in self._metric_variables()]
-        sums = [tf.where(examples > 0, x, tf.zeros_like(x)) for x in sums]
-        return {str(i): x for i, x in enumerate(sums)}
+        self._found = self._model.test_step(batch)
+        self._check_figures(self._found)
+        sums = {str(i): x.read_value() for i, x in enumerate(self._metric_variables())}
+        # What `test_step` returns itself counts as the mean over its examples.
+        metrics = {metric.name for metric in self._model.metrics}
+        means = {name: x for name, x in self._found.items() if name not in metrics}
+        sums |= {name: tf.cast(x, tf.float32) * examples for name, x in means.items()}
+        sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
+        return sums | {_EXAMPLES: examples}
 
     def _check_figures(self, found: Mapping[str, Any]) -> None:
         for name, result in found.items():
@@ -264,7 +273,7 @@ class KerasLearner(Learner):
                 )
         evaluation = self.evaluation()
         if evaluation is not None:
-            evaluation.best_figure(metric.name for metric in self._model.metrics)
+            evaluation.best_figure(found)
 
     def _metric_variables(self) -> list[tf.Variable]:
         return [variable for metric in self._model.metrics for variable in metric.variables]
@@ -273,7 +282,12 @@ class KerasLearner(Learner):
         with self._replicator.scope():
             for i, variable in enumerate(self._metric_variables()):
                 variable.assign(tf.cast(sums[str(i)], variable.dtype))
-            return {metric.name: float(metric.result()) for metric in self._model.metrics}
+            results = {metric.name: float(metric.result()) for metric in self._model.metrics}
+        means = {
+            name: float(sums[name] / sums[_EXAMPLES])
+            for name in self._found.keys() - results.keys()
+        }
+        return {name: (results | means)[name] for name in self._found}
 
     def served(self) -> Served | None:
         """Returns the model, which maps inputs by name to `outputs`, or to its outputs by name.
