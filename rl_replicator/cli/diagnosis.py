@@ -16,9 +16,9 @@ from importlib import metadata
 from typing import NamedTuple
 
 import psutil
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
-from rl_replicator.cli import options
+from rl_replicator.cli import options, packages
 
 GROUP = "rl_replicator.diagnostics"
 OK, NOTE, WRONG = "ok", "note", "WRONG"
@@ -78,23 +78,16 @@ def _python() -> Finding:
     return Finding(WRONG, "Python", version, "use 3.11, for which dm-reverb 0.14 is built")
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _packages() -> Iterator[Finding]:
     """Compares direct dependencies with their pins, and finds a package that hides this one."""
-    required = _requirements()
+    required = packages.requirements(_DISTRIBUTION)
     if not required:
         yield Finding(
             WRONG, _DISTRIBUTION, "not installed", "'pip install --no-deps -e .' in its directory"
         )
     for requirement in required:
         yield _package(requirement)
-    if (version := _installed("dm-launchpad")) is not None:
+    if (version := packages.installed("dm-launchpad")) is not None:
         yield Finding(
             WRONG,
             "dm-launchpad",
@@ -103,24 +96,8 @@ def _packages() -> Iterator[Finding]:
         )
 
 
-def _requirements() -> list[Requirement]:
-    try:
-        lines = metadata.requires(_DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        return []
-    requirements = []
-    for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            requirements.append(requirement)
-    return requirements
-
-
 def _package(requirement: Requirement) -> Finding:
-    name, version = requirement.name, _installed(requirement.name)
+    name, version = requirement.name, packages.installed(requirement.name)
     install = f"pip install '{name}{requirement.specifier}'"
     if version is None:
         return Finding(WRONG, name, "not installed", install)
@@ -149,6 +126,7 @@ def _machine() -> Iterator[Finding]:
 def _tensorflow() -> Iterator[Finding]:
     """Lists the devices; checks that TensorFlow uses its fast CPU kernels."""
     try:
+        packages.check_numpy()  # TensorFlow would print a hundred lines.
         tf = importlib.import_module("tensorflow")
     except Exception as error:  # Incompatible binaries can raise anything.
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -187,6 +187,8 @@ def _run(args: list[str]) -> int:
         print(_version())
         return 0
     _check_process()
+    if name != "doctor":  # It names all that does not fit.
+        packages.check_numpy()
     if name in COMMANDS:
         module, _, function = COMMANDS[name][0].partition(":")
         found = importlib.import_module(f"rl_replicator.cli.{module}")

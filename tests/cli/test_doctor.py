@@ -101,6 +101,18 @@ def test_status_when_something_does_not_fit(command, distribution, tmp_path):
     assert done.stderr == ""
 
 
+def test_numpy_that_tensorflow_cannot_load(command, distribution):
+    distribution("numpy", "2.4.0")
+    done = command("envs")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "got 2.4.0; pip install 'numpy<2" in done.stderr
+    assert command("--help").returncode == 0
+    done = command("doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "WRONG numpy: 2.4.0, tested with" in done.stdout
+    assert "WRONG TensorFlow: cannot be imported: expected numpy<2" in done.stdout
+
+
 def test_status_when_all_fits(monkeypatch, capsys):
     good = diagnosis.Finding(diagnosis.OK, "Python", "3.11.2")
     note = diagnosis.Finding(diagnosis.NOTE, "disk", "3 GB free", "make room")
