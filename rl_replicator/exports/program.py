@@ -124,6 +124,10 @@ class Writer:
                     zip([x.name for x in folded], session.run(folded), strict=True)
                 )
             self._names.update((x.name, x.name) for x in folded)
+        kinds = {op.type: op for op in operations if op in needed and not self._is_known(op)}
+        if kinds:
+            *_, last = kinds.values()
+            _check(False, "operations that NumPy and ONNX have", last, ", ".join(kinds))
         for op in operations:
             if op in needed:
                 self._add(op)
@@ -144,17 +148,20 @@ class Writer:
         self.constants[name] = np.asarray(value, op.outputs[0].dtype.as_numpy_dtype)
         return name
 
+    def _is_known(self, op: Any) -> bool:
+        return (op.type in _ALIASES or op.type in _TRANSLATORS) or all(
+            output.name in self._names or tf.get_static_value(output) is not None
+            for output in op.outputs
+        )
+
     def _add(self, op: Any) -> None:
         if all(output.name in self._names for output in op.outputs):
             return
         static = [tf.get_static_value(output) for output in op.outputs]
-        is_static = all(array is not None for array in static)
-        is_known = is_static or op.type in _ALIASES or op.type in _TRANSLATORS
-        _check(is_known, "operations that NumPy and ONNX have", op, op.type)
         for output in op.outputs:
             is_plain = np.dtype(output.dtype.as_numpy_dtype).kind in "biufc"
             _check(is_plain, "dtypes that NumPy has", op, output.dtype.name)
-        if is_static:
+        if all(array is not None for array in static):
             for output, array in zip(op.outputs, static, strict=True):
                 self._names[output.name] = output.name
                 self.constants[output.name] = np.asarray(array)
@@ -196,7 +203,7 @@ def _check(is_portable: bool, expected: str, op: Any, got: object = None) -> Non
     if not is_portable:
         found = "" if got is None else f", got {got}"
         raise NotPortableError(
-            f"expected {expected}{found} ({op.name}); change it in the exported function, or "
+            f"expected {expected}{found} ({op.name}); change the exported function, or "
             "export it with --format savedmodel"
         )
 
