@@ -43,7 +43,7 @@ _WORK = ("environment", "render", "policy", "insert")  # Of an actor.
 _CHECKPOINTS = 0.1
 # Shares that add up to no more than this are meaningless, and would be shown as 0 %.
 _NOTHING = 0.01
-_GPU = "a GPU, or --replicas N on as many devices,"
+_GPU = "a GPU, or several with --replicas N,"
 
 
 def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:

@@ -173,7 +173,7 @@ PIXELS = {
 @pytest.mark.parametrize(
     ("shares", "options", "words"),
     [
-        ({"actor_wait": 0.4}, STATE, "the learner; a GPU, or --replicas N"),
+        ({"actor_wait": 0.4}, STATE, "the learner; a GPU, or several with --replicas N, makes"),
         ({"actor_wait": 0.4, "learner_save": 0.2}, STATE, "save less often (--checkpoint-seconds)"),
         (
             {"learner_wait": 0.3, "actor_environment": 0.6, "actor_policy": 0.2},
