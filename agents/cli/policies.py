@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -123,9 +124,9 @@ def _check_trusted(task: "Task", env: str | None) -> None:
     foreign = sorted(module for module in modules if module.partition(".")[0] not in _OURS)
     if foreign and env != task.name:
         raise UsageError(
-            f"expected --env {task.name}, because the policy's card names modules that are not "
-            f"part of RL-Replicator ({', '.join(foreign)}), whose code would run; pass it if you "
-            "trust them"
+            f"expected --env {shlex.quote(task.name)}, because the policy's card names modules "
+            f"that are not part of RL-Replicator ({', '.join(foreign)}), whose code would run; "
+            "pass it if you trust them"
         )
 
 
