@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -104,8 +105,10 @@ def import_function(path: str, expected: str) -> Callable[..., Any]:
 
 
 def _near(attribute: str, module: Any) -> str:
-    """Returns the functions and classes of a module, without those it imports, of similar names."""
+    """Returns a hint: a module's own functions and classes of similar names, or Gymnasium's."""
     name = module.__name__
+    if re.search(r"-v\d+$", attribute):  # In Gymnasium, module:Id-v0 names an environment.
+        return f"; did you mean gym:{name}:{attribute}?"
     own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == name]
     return nearest(attribute, own, f"{name}:")
 

@@ -278,6 +278,7 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
         ("environments.:make", "no module 'environments.' was found"),
         ("environments.fakes:chian", "no function in .*; did you mean environments.fakes:chain?"),
         ("environments.fakes:n", "no function in environments.fakes; 'rl-"),  # Not np.
+        ("environments.fakes:A/B-v0", "fakes; did you mean gym:environments.fakes:A/B-v0?"),
         ("environments.fakes:np", "'environments.fakes:np', which is no function; 'rl-"),
         (f"{FAKE}:make_without_seed", r"callable with seed=...: got an unexpected"),
         ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
