@@ -72,7 +72,7 @@ def export(args: Sequence[str]) -> int:
     from rl_replicator.exports import formats
 
     formats.write(model, chosen.format, out)
-    print(f"{chosen.format} {chosen.out} ({model.card.title})")
+    print(f"wrote {chosen.out} as {chosen.format} ({model.card.title})")
     return 0
 
 

@@ -61,7 +61,8 @@ def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatc
     words = ["export", str(path), "--out", str(out)]
     words += ["--best", "--license", "MIT"] if best else []
     assert main.main(words) == 0
-    assert "after 40 steps" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith(f"wrote {out} as savedmodel (") and "after 40 steps" in printed
     call = tf.saved_model.load(str(out)).signatures["serving_default"]
     error = np.mean((call(x=tf.constant(X[:37]))["y"].numpy() - Y[:37]) ** 2)
     np.testing.assert_allclose(error, heard[-1]["error"], rtol=1e-5)
