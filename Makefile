@@ -26,6 +26,7 @@ N ?= 10
 .DEFAULT_GOAL := test
 
 install: $(STAMP)
+	@echo 'Installed. Next: source .venv/bin/activate'
 
 run: $(STAMP)
 	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1 --steps 40000

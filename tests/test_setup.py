@@ -49,6 +49,12 @@ def test_no_venv_module(stub):
     assert "expected Python's venv module, found none; 'apt-get install python3.11-venv'" in line
 
 
+def test_install_says_what_to_type_next():
+    words = ["make", "-o", ".venv/complete", "install"]  # As if it had just been installed.
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert "Installed. Next: source .venv/bin/activate" in done.stdout.splitlines(), done
+
+
 def test_lock_is_portable_and_complete():
     """Every package has one version and a hash; no line names a host or a path."""
     text = (ROOT / "requirements.lock").read_text()
