@@ -250,21 +250,22 @@ def enable() -> Renderer:
             importlib.reload(backend)
         if "make_current" not in vars(backend.Renderer):
             # Imported first: it closes EGL's display at exit, which must follow all contexts.
-            importlib.import_module(f"mujoco.{renderer.kind}")
-            backend.Renderer = _used_by_any_thread(backend.Renderer, renderer.kind)
+            library = importlib.import_module(f"mujoco.{renderer.kind}")
+            backend.Renderer = _used_by_any_thread(backend.Renderer, renderer.kind, library)
     return renderer
 
 
 @contextlib.contextmanager
-def previous_restored(kind: str) -> Iterator[Any]:
+def previous_restored(kind: str, library: Any = None) -> Iterator[Any]:
     """Restores this thread's current context after a `with` block, and yields MuJoCo's module.
 
     Only for EGL: with OSMesa and GLFW, no context is current afterwards.
 
     Args:
       kind: the kind of OpenGL that is enabled, `Renderer.kind`.
+      library: that module, for use while the interpreter ends and nothing can be imported.
     """
-    library = importlib.import_module(f"mujoco.{kind}")
+    library = library or importlib.import_module(f"mujoco.{kind}")
     display, *before = _current(library.EGL) if kind == "egl" else [None]
     try:
         yield library
@@ -288,7 +289,7 @@ def _current(egl: Any) -> list[Any]:
     return [egl.eglGetCurrentDisplay(), *surfaces, egl.eglGetCurrentContext()]
 
 
-def _used_by_any_thread(renderer: Any, kind: str) -> Any:
+def _used_by_any_thread(renderer: Any, kind: str, library: Any) -> Any:
     """Returns dm_control's class of contexts, changed so that one is current only while it is used.
 
     dm_control leaves a context current in the thread that drew with it. No other thread can then
@@ -304,7 +305,7 @@ def _used_by_any_thread(renderer: Any, kind: str) -> Any:
                 yield executor
 
         def _free_unconditionally(self) -> None:
-            with previous_restored(kind):
+            with previous_restored(kind, library):
                 super()._free_unconditionally()
 
     return Renderer

@@ -380,6 +380,19 @@ def test_contexts_of_dm_control_belong_to_no_thread():
     physics.free()
 
 
+def test_a_context_of_dm_control_that_is_still_open_at_the_end_of_its_process():
+    words = """
+from environments.pixels import rendering
+rendering.enable()
+from dm_control import suite
+physics = suite.load("cartpole", "swingup").physics
+physics.render(24, 24)
+suite.physics = physics  # Freed with the modules, when nothing can be imported.
+"""
+    run = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 class _DrawnByDmControl(gymnasium_fake.Seven):
     """Draws with dm_control's own context."""
 
