@@ -297,7 +297,7 @@ def _used_by_any_thread(renderer: Any, kind: str, library: Any) -> Any:
     other code has made another context current.
     """
 
-    class Renderer(renderer):
+    class _Renderer(renderer):
         @contextlib.contextmanager
         def make_current(self) -> Iterator[Any]:
             with self._render_executor.execution_context() as executor, previous_restored(kind):
@@ -308,4 +308,4 @@ def _used_by_any_thread(renderer: Any, kind: str, library: Any) -> Any:
             with previous_restored(kind, library):
                 super()._free_unconditionally()
 
-    return Renderer
+    return _Renderer
