@@ -1,10 +1,11 @@
-"""The private names in `docs/dependencies.md` all exist, and the project uses no others."""
+"""The private names in `private_names.toml` all exist, and the project uses no others."""
 
 import ast
 import functools
 import importlib
 import inspect
 import re
+import tomllib
 
 import pytest
 
@@ -27,8 +28,8 @@ KNOWN = {
 @functools.cache
 def table():
     """Returns the rows (name, file, reason)."""
-    text = (structure.ROOT / "docs" / "dependencies.md").read_text()
-    return re.findall(r"^\| `([\w.]+)` \| `([\w./]+)` \| (.+) \|$", text, re.MULTILINE)
+    files = tomllib.loads((structure.ROOT / "tests" / "private_names.toml").read_text())
+    return [(name, file, why) for file, names in files.items() for name, why in names.items()]
 
 
 @pytest.mark.parametrize(("name", "file", "reason"), table(), ids=lambda value: value)
@@ -67,14 +68,14 @@ def test_no_others_are_used():
     unlisted = {
         (name, file) for name, file in used - listed if name not in defined and name not in KNOWN
     }
-    assert unlisted == set(), "list these in docs/dependencies.md, or do without them"
+    assert unlisted == set(), "list these in tests/private_names.toml, or do without them"
     unlisted = {
         (name, file)
         for name, file in imported
         if name.startswith(PRIVATE_MODULES)
         and not any(known.startswith(name) and where == file for known, where in modules)
     }
-    assert unlisted == set(), "list these in docs/dependencies.md, or do without them"
+    assert unlisted == set(), "list these in tests/private_names.toml, or do without them"
 
 
 def _defined(node):
