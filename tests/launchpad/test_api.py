@@ -26,7 +26,10 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "launchpad-api.md"
-ROWS = re.findall(r"^\| [`*]([\w.]+)[`*] \| (\w+) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+TEXT = DOCUMENT.read_text()
+ROWS = re.findall(r"^\| [`*]([\w.]+)[`*] \| (\w+) \|(.*)\|$", TEXT, re.MULTILINE)
+for names in re.findall(r"^Same: (.*(?:\n.+)*)", TEXT, re.MULTILINE):
+    ROWS += [(name, "same", "") for name in re.findall(r"`([\w.]+)`", names)]
 
 
 @pytest.fixture
