@@ -1,4 +1,4 @@
-"""Trains in environments of other people's packages, and makes the table of docs/environments.md.
+"""Trains in environments of other people's packages, and makes docs/results/packages.md.
 
     python -m bench.packages [--only NAME ...]
 
@@ -32,7 +32,7 @@ from bench.harness import ROOT
 from rl_replicator.runs.metrics import read_metrics
 
 PACKAGES = ROOT / "bench" / "packages.toml"
-RESULT, PAGE = ROOT / "bench" / "packages.json", ROOT / "docs" / "environments.md"
+RESULT, PAGE = ROOT / "bench" / "packages.json", ROOT / "docs" / "results" / "packages.md"
 FOLDER = ROOT / "build" / "packages"
 DEADLINE = 5400.0  # Frames of several seconds, on a busy machine.
 TRAIN = ["train", "d4pg", "--evaluation.every", "1000000", "--evaluation.last-episodes", "1"]
