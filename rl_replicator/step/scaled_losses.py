@@ -80,7 +80,7 @@ def _noting_sums(gradient: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         log = call_log.enclosing()
-        trains = any(isinstance(x, tf.Variable) for x in tf.nest.flatten(sources))
+        trains = all(isinstance(x, tf.Variable) for x in tf.nest.flatten(sources))
         if log is not None and output_gradients is None and trains:
             shapes = [x.shape for x in tf.nest.flatten(target)]
             log.sums.update(str(x) for x in shapes if x.rank and x.num_elements() != 1)
