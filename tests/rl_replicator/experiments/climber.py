@@ -36,7 +36,8 @@ class ClimberOptions:
     steps: int = 400
     """Length of the run."""
     together: int = 1
-    """Number of trials that wait for each other before their first step."""
+    """Number of trials that wait for each other before their first step. If there are several, none
+    takes its last step before one has been copied, however slowly their driver compares them."""
 
 
 class Climber(OwnTrainable):
@@ -66,6 +67,9 @@ class Climber(OwnTrainable):
             while not ended and len(list(sweep.glob("trial-*/*/config.json"))) < options.together:
                 time.sleep(0.02)
             while state["step"] < options.steps and not ended:
+                is_last = options.together > 1 and state["step"] + EVERY == options.steps
+                while is_last and not ended and not any(sweep.glob("trial-*/lineage.json")):
+                    time.sleep(0.02)
                 state["step"] += EVERY
                 state["height"] += EVERY * options.rate
                 writer.write("evaluation", state["step"], {"height": state["height"]})
