@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import dm_env
@@ -120,11 +120,6 @@ def _errors_of(subject: str, remedy: str, environment: Any = None) -> Iterator[N
         raise _ExaminationEndsError(_wrong(subject, text, remedy)) from error
 
 
-def _observed(observation: Any) -> Any:
-    """Returns what is examined of an observation, or of its spec: frames without the mask."""
-    return observation["pixels"] if isinstance(observation, Mapping) else observation
-
-
 def _gymnasium_of(environment: Any) -> Any:
     """Returns the Gymnasium environment with its wrappers; None if it is of another kind."""
     from environments.libraries.gymnasium_adapter import GymnasiumEnvironment
@@ -135,7 +130,7 @@ def _gymnasium_of(environment: Any) -> Any:
 
 
 def _specs(environment: Any) -> Iterator[EnvironmentFinding]:
-    observations = _observed(environment.observation_spec())
+    observations = flat.frame_of(environment.observation_spec())
     is_frame = len(observations.shape) == 3
     own = (environment.wrapped if is_frame else environment).own_action_spec
     size = " x ".join(map(str, observations.shape))
@@ -193,8 +188,8 @@ def _play(environment: Any, max_steps: int, episodes: int) -> Iterator[Environme
             for step in range(1, max_steps + 1):
                 timestep = environment.step(act(timestep.observation))
                 rewards.append(float(timestep.reward))
-                lowest = np.minimum(lowest, _observed(timestep.observation))
-                highest = np.maximum(highest, _observed(timestep.observation))
+                lowest = np.minimum(lowest, flat.frame_of(timestep.observation))
+                highest = np.maximum(highest, flat.frame_of(timestep.observation))
                 if timestep.last():
                     ends.append((step, float(timestep.discount)))
                     break
@@ -349,7 +344,7 @@ def _played(environment: Any, max_steps: int, *beside: Any) -> list[tuple]:
     """
     in_turn = zip(*map(_timesteps, [*beside, environment]), strict=True)
     return [
-        timestep._replace(observation=_observed(timestep.observation).tobytes())
+        timestep._replace(observation=flat.frame_of(timestep.observation).tobytes())
         for *_, timestep in itertools.islice(in_turn, min(max_steps, 50) + 1)
     ]
 

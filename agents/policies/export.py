@@ -12,9 +12,9 @@ from agents.learning.weights import check_arrays, named_variables
 from agents.nodes.evaluator import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
-from agents.replay.frames import frame_of, vector_size
+from agents.replay.frames import vector_size
 from environments import Environment
-from environments.flat import DiscreteActions, mask_size
+from environments.flat import DiscreteActions, frame_of, mask_size
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics

@@ -32,11 +32,7 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.transitions import TABLE, ActionColumns, EpisodeWriter, Extras, check_array
-
-
-def frame_of(observation: Any) -> Any:
-    """Returns the frame of an observation, or its spec: `{"pixels", "vector"}` or a frame alone."""
-    return observation["pixels"] if isinstance(observation, Mapping) else observation
+from environments.flat import frame_of
 
 
 def vector_size(observation: Any) -> int:

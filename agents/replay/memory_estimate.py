@@ -9,8 +9,8 @@ import dm_env
 import numpy as np
 import tensorflow as tf
 
-from agents.replay.frames import FrameLayout, frame_of
-from environments.flat import random_policy
+from agents.replay.frames import FrameLayout
+from environments.flat import frame_of, random_policy
 
 # Bytes in addition to the frames, in table and allocator: per item, however many transitions it
 # has, and per transition. Fitted to measurements with chunks of 4.

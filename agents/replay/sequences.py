@@ -20,7 +20,7 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.config import SequenceConfig
-from agents.replay.frames import FrameLayout, difference, frame_of
+from agents.replay.frames import FrameLayout, difference
 from agents.replay.transitions import (
     ROWS_PER_CHUNK,
     SEQUENCE,
@@ -30,6 +30,7 @@ from agents.replay.transitions import (
     Extras,
     TransitionLayout,
 )
+from environments.flat import frame_of
 
 
 class Sequence(NamedTuple):

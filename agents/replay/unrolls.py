@@ -17,8 +17,9 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.adder import TableAdder
-from agents.replay.frames import check_observation, frame_of, vector_size
+from agents.replay.frames import check_observation, vector_size
 from agents.replay.transitions import TABLE, ActionColumns, Extras
+from environments.flat import frame_of
 
 # Unrolls of an environment that were sent and that the table has not taken yet.
 _MAX_IN_FLIGHT = 1

@@ -211,8 +211,13 @@ class MaskedArray(specs.Array):
         return MaskedArray, (self.shape[0], self.num_actions)
 
 
+def frame_of(observation: Any) -> Any:
+    """Returns the frame of an observation, or its spec: `{"pixels", "vector"}` or a frame alone."""
+    return observation["pixels"] if isinstance(observation, Mapping) else observation
+
+
 def numbers_of(observation: Any) -> Any:
-    """Returns the numbers of an observation, or their spec: it is those, or has frames beside."""
+    """Returns the numbers of an observation, or their spec: as `frame_of`, or numbers alone."""
     return observation["vector"] if isinstance(observation, Mapping) else observation
 
 

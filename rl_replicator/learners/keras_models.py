@@ -42,8 +42,8 @@ class KerasConfig:
             check_option(value >= 1, name, "at least 1", value)
 
 
-# Name of the number of examples among the sums of an evaluation.
-_EXAMPLES = "num_examples"
+# Key of the number of examples among the sums of an evaluation, unlike any figure of a model.
+_EXAMPLES = "/examples"
 
 ModelFn = Callable[[Any], tf.keras.Model]
 DataFn = Callable[[Any], tf.data.Dataset]
@@ -193,10 +193,12 @@ class KerasLearner(Learner):
           The scalars that `train_step` returns, and the means of what else it returns in floats.
         """
         self._reset_metrics()
-        found = {k: x for k, x in self._model.train_step(batch).items() if tf.is_tensor(x)}
-        scalars = {name: x for name, x in found.items() if x.shape.rank == 0}
-        floats = {name: tf.reduce_mean(x) for name, x in found.items() if x.dtype.is_floating}
-        return floats | scalars
+        found = self._model.train_step(batch)
+        return {
+            name: x if x.shape.rank == 0 else tf.reduce_mean(x)
+            for name, x in found.items()
+            if tf.is_tensor(x) and (x.shape.rank == 0 or x.dtype.is_floating)
+        }
 
     def _reset_metrics(self) -> None:
         if any(not metric.variables for metric in self._model.metrics):
@@ -254,12 +256,13 @@ class KerasLearner(Learner):
         is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
         self._reset_metrics()
-        self._found = self._model.test_step(batch)
-        self._check_figures(self._found)
+        found = self._model.test_step(batch)
+        self._check_figures(found)
+        self._figure_names = [*found]
         sums = {str(i): x.read_value() for i, x in enumerate(self._metric_variables())}
         # What `test_step` returns itself counts as the mean over its examples.
         metrics = {metric.name for metric in self._model.metrics}
-        means = {name: x for name, x in self._found.items() if name not in metrics}
+        means = {name: x for name, x in found.items() if name not in metrics}
         sums |= {name: tf.cast(x, tf.float32) * examples for name, x in means.items()}
         sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
         return sums | {_EXAMPLES: examples}
@@ -283,11 +286,10 @@ class KerasLearner(Learner):
             for i, variable in enumerate(self._metric_variables()):
                 variable.assign(tf.cast(sums[str(i)], variable.dtype))
             results = {metric.name: float(metric.result()) for metric in self._model.metrics}
-        means = {
-            name: float(sums[name] / sums[_EXAMPLES])
-            for name in self._found.keys() - results.keys()
+        return {
+            name: results[name] if name in results else float(sums[name] / sums[_EXAMPLES])
+            for name in self._figure_names
         }
-        return {name: (results | means)[name] for name in self._found}
 
     def served(self) -> Served | None:
         """Returns the model, which maps inputs by name to `outputs`, or to its outputs by name.

@@ -21,11 +21,11 @@ from agents.learning.weights import WeightsPart, copy_variables
 from agents.policies import exported as exported_policies
 from agents.policies.export import export_policy, packages_of
 from agents.policies.policy import restore
-from agents.replay.frames import frame_of
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from environments import PixelConfig
+from environments.flat import frame_of
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import main

@@ -9,12 +9,12 @@ import tree
 from acme import specs
 
 import rl_replicator as rr
-from agents.replay.frames import frame_of
 from agents.replay.local import LocalQueue
 from agents.replay.queue import make_input_fn, make_queue
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import TABLE
 from agents.replay.unrolls import Unroll, UnrollAdder, UnrollLayout
+from environments.flat import frame_of
 from tests.agents.replay.queue_table import with_vector
 
 GAMMA, LENGTH = 0.9, 4
