@@ -22,7 +22,8 @@ _NOTE = (
     r"(\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
     r"(Initializing|Loading|Metadata for|Still reading|Completed reading|Successfully|"
     r"Table [a-z_]+ and [0-9]+ items|Started|Shutting|Stored|Sampler and server)"
-    r"|W[0-9]{4} .* op_level_cost_estimator\.cc:[0-9]+\] Error in PredictCost)"
+    r"|W[0-9]{4} .* op_level_cost_estimator\.cc:[0-9]+\] Error in PredictCost"
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called)"
 )
 
 
