@@ -156,8 +156,8 @@ class LearnerCommand:
                 )
                 return 0 if run.has_recorded_end else run.finish()
             run.announce()
-            score = _score(learner)
             training = Training(replicator, learner, directory, options, listener)
+            score = _score(learner)  # Once it is known to be a figure of the evaluation.
             # As requested; the identity has the values that were determined on this machine.
             settings = to_plain(options)
             settings |= settings.pop("config")

@@ -345,6 +345,14 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     assert [*(tmp_path / "empty").iterdir()] == []  # The folder is the user's.
 
 
+def test_a_best_figure_that_does_not_exist_is_not_announced(tmp_path, capsys):
+    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
+    config = tiny_learners.Config(best="-loss")
+    with pytest.raises(UsageError, match="one of error, examples, got '-loss'"):
+        mine.train(RunOptions(config=config, run_dir=tmp_path / "run"))
+    assert "best/ keeps" not in capsys.readouterr().out
+
+
 def test_options_that_are_refused_do_not_stay_in_the_run(tmp_path):
     class Refusing(tiny_learners.Regression):
         def input_fn(self, context):
