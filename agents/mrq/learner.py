@@ -180,9 +180,9 @@ class MRQLearner(tf.Module):
         """Returns the critics' target [B]: n rewards and the target critics after them."""
         config, target, kind = self._config, self.target, self._actions
         returns = n_step_return(sequence, config.n_step)
-        # After the end of an episode, its last observation is repeated.
-        features = target.encoder(_at(observations, config.n_step))  # [B, Z]
-        mask = self._observations.mask(_at(sequence.observation, config.n_step))
+        place = returns.place[:, 0]  # [B], n or, at an episode's end, less.
+        features = target.encoder(_at(observations, place))  # [B, Z]
+        mask = self._observations.mask(_at(sequence.observation, place))
         preactivations = target.policy.preactivations(features)  # [B, A]
         shape = [tf.shape(preactivations)[0], preactivations.shape[1]]
         action = kind.soft(
@@ -238,6 +238,8 @@ class MRQLearner(tf.Module):
         return normal(shape, self.step_seed(self.num_steps, stream))
 
 
-def _at(observations: Any, step: int) -> Any:
-    """Returns the observations of one step: nest of [B, T + 1, ...] -> nest of [B, ...]."""
-    return tree.map_structure(lambda x: x[:, step], observations)
+def _at(observations: Any, step: tf.Tensor | int) -> Any:
+    """Returns the observations of a step, one or [B]: nest of [B, T + 1, ...] -> of [B, ...]."""
+    if isinstance(step, int):
+        return tree.map_structure(lambda x: x[:, step], observations)
+    return tree.map_structure(lambda x: tf.gather(x, step, batch_dims=1), observations)

@@ -63,7 +63,10 @@ CASES = {
 
 
 def make_samples(count, num_actions):
-    """Sequences of all lengths; some end by termination, some are cut off, some go on."""
+    """Sequences of all lengths; some end by termination, some are cut off, some go on.
+
+    What comes after an episode's last observation differs from it, as a stack of frames does.
+    """
     random = np.random.default_rng(3)
     lengths = 1 + np.arange(count) % LENGTH
     step = np.arange(LENGTH)
@@ -76,8 +79,6 @@ def make_samples(count, num_actions):
         mask = np.maximum(mask, random.integers(2, size=mask.shape))  # At least one is legal.
         observation = np.concatenate([observation, mask], -1)
         action = random.integers(num_actions, size=(count, LENGTH), dtype=np.int32)
-    for row, length in enumerate(lengths):  # The last observation is repeated.
-        observation[row, length + 1 :] = observation[row, min(length, LENGTH - 1)]
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
         probabilities=random.uniform(1e-3, 1e-2, count),
