@@ -194,14 +194,16 @@ class TimeStepConverter:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the only image that is left out; see `image`."""
-        shapes = [spec.shape for _, spec in self._images]
-        if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
+        shapes = [(*spec.shape, 1)[:3] for _, spec in self._images if len(spec.shape) in (2, 3)]
+        # Frames with more channels than rows are images whose channels come first.
+        if len(self._images) != 1 or not shapes or shapes[0][2] > shapes[0][0]:
             raise EnvironmentSpecError(
                 "expected one image, uint8 [height, width] or [height, width, channels], among the "
                 f"observations of {self._name} for --frame.render observed, got "
-                f"{shapes or 'none'}; leave the option out"
+                f"{[spec.shape for _, spec in self._images] or 'none'}; leave the option out, or "
+                "correct the image in a factory"
             )
-        return (*shapes[0], 1) if len(shapes[0]) == 2 else shapes[0]
+        return shapes[0]
 
     def image(self) -> np.ndarray:
         """Returns a copy of the image of the newest time step, [height, width, channels] uint8.

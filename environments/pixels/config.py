@@ -41,6 +41,13 @@ class PixelConfig:
     state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.render == "observed":
+            for name in ("height", "width", "cameras"):
+                if getattr(self, name) != getattr(PixelConfig, name):
+                    raise EnvironmentSpecError(
+                        f"{name} of frames: expected none with render 'observed', whose frames are "
+                        f"images of their own size, got {getattr(self, name)!r}"
+                    )
         sizes = f"an integer from {_SMALLEST} to {_LARGEST}"
         for name, expected, is_right in (
             ("height", sizes, _is_from(_SMALLEST, self.height) and self.height <= _LARGEST),

@@ -62,6 +62,11 @@ class PixelEnvironment(dm_env.Environment):
         if config.render == "observed":
             height, width, colours = environment.image_shape
             size = height, width
+            if config.grey and colours not in (1, 3):
+                raise EnvironmentSpecError(
+                    f"expected an image in colour for --frame.grey, got one of {colours} channels; "
+                    "leave the option out"
+                )
             self._views: list[Callable[[], np.ndarray]] = [environment.image]
         elif is_physics(getattr(wrapped, "physics", None)) and not redraws:
             rendering.find()  # Raises if OpenGL is unavailable; the first frame loads it.

@@ -97,6 +97,16 @@ def test_other_observations_are_refused():
     box = spaces.Box(0, 1, (3,))
     with pytest.raises(environments.EnvironmentSpecError, match="expected one image, .*got none; "):
         PixelEnvironment(adapted(Seen(box)), OBSERVED)
+    first = adapted(Seen(spaces.Box(0, 255, (4, 84, 84), np.uint8)))
+    with pytest.raises(environments.EnvironmentSpecError, match=r"got \[\(4, 84, 84\)\]; "):
+        PixelEnvironment(first, OBSERVED)
+    stacked = adapted(Seen(spaces.Box(0, 255, (9, 12, 4), np.uint8)))
+    assert PixelEnvironment(stacked, OBSERVED).observation_spec().shape == (9, 12, 4)
+    with pytest.raises(environments.EnvironmentSpecError, match="--frame.grey, got one of 4 ch"):
+        PixelEnvironment(stacked, dataclasses.replace(OBSERVED, grey=True))
+    for name, value in {"height": 32, "width": 32, "cameras": (1,)}.items():
+        with pytest.raises(environments.EnvironmentSpecError, match=f"^{name} of frames: expected"):
+            PixelConfig(**{"render": "observed", name: value})
     small = PixelEnvironment(adapted(Seen(spaces.Box(0, 255, (9, 13, 3), np.uint8))), OBSERVED, 2)
     with pytest.raises(
         environments.EnvironmentDataError, match=r"image at step 0 .*\(9, 13, 3\), "
