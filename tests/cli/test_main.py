@@ -121,7 +121,7 @@ def test_the_notes_of_libraries_are_not_shown():
         "    server.stop()\n"
         "    sys.stderr.write('[replay/0] [reverb/cc/a.cc:1] Stored checkpoint to /x\\n')\n"
         "    cost = b'W0000 00:00:17.5 42 op_level_cost_estimator.cc:699] Error in PredictCost()'\n"
-        "    first = b'WARNING: All log messages before absl::InitializeLog() is called are written'\n"
+        "    first = b'WARNING: All log messages before absl::InitializeLog() is called are '\n"
         "    os.write(2, first + b'\\n' + cost + b'\\n[learner/0] ' + first + b'\\n')\n"
         "    os.write(2, b'[learner/0] ' + cost + b'\\nof a library\\n')\n"
         "    sys.stderr.write('of ours, without an end of line')"
