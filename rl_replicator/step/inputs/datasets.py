@@ -88,13 +88,13 @@ class DatasetInputs(contract.Inputs):
             else:
                 status, *entry = tf.cond(self._unused.size() > 0, self._unused.dequeue, dequeue)
         status.set_shape([])
-        # A queue does not keep shapes.
-        for tensor, spec in zip(entry, self._rows.entry_specs, strict=True):
-            tensor.set_shape(spec.shape)
         return status, entry
 
     def load(self, entry: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        return self._rows.get(entry)
+        # A queue does not keep shapes. TensorFlow rewrites the graph of the step (it fuses
+        # operations, for example) only where it knows them, and it does not know `set_shape`.
+        row = zip(self._rows.get(entry), self.specs, strict=True)
+        return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in row]
 
     def keep_unused_rows(self) -> None:
         if self._unused is None:

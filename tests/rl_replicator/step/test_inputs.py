@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 import rl_replicator as rr
 from rl_replicator.step.inputs import contract, sources
@@ -372,6 +373,30 @@ def test_elements_that_are_variants(element, step_fn):
         time.sleep(0.01)
     with pytest.raises(rr.StepCancelled):
         result_of(step, inputs)
+
+
+@pytest.mark.parametrize("steps_per_call", [None, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorflow_knows_the_shapes_of_the_data_when_it_optimizes_a_step(name, steps_per_call):
+    """Else it computes them in every step, as here for a gradient, and fuses fewer operations."""
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.conv2d(x, tf.ones([3, 3, 1, 1]), 1, "SAME") ** 2
+        return tape.gradient(y, x)
+
+    replicator = rr.make(name)
+    data = tf.data.Dataset.from_tensors(tf.ones([2, 4, 4, 1])).repeat()
+    inputs = replicator.make_inputs(lambda context: data)
+    replicator.replicate(lambda x: x, inputs)()  # The input makes its own graphs now.
+    step = replicator.replicate(step_fn, inputs, steps_per_call=steps_per_call)
+    eager_context.context().enable_graph_collection()
+    step()
+    graphs = eager_context.export_run_metadata().function_graphs
+    eager_context.context().disable_graph_collection()
+    found = {node.op for graph in graphs for node in graph.post_optimization_graph.node}
+    assert "Conv2DBackpropInput" in found and not found & {"Shape", "ShapeN"}
 
 
 @pytest.mark.parametrize("end", ["free", "close", "close while tracing", "restart"])
