@@ -88,6 +88,8 @@ def _plan(chosen: SuiteOptions, theirs: Sequence[str]) -> SuitePlan:
     suite = find(chosen.tasks)
     arguments = [*suite.arguments, *theirs]
     trainable = trainables.load(chosen.agent)
+    if hasattr(trainable, "make_learner"):
+        raise UsageError(f"--agent: expected an agent, got {chosen.agent!r}, a learner")
     # Raises for a mistake in the options of the runs, before any run has started.
     settings = trainable.parse(
         ["--env", suite.tasks[0], "--steps", str(chosen.steps), *arguments], {}

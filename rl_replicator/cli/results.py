@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,10 @@ def export(args: Sequence[str]) -> int:
             f"expected a run whose model can be exported, got {chosen.run_dir}; its command has no "
             "method 'exported'"
         )
+    which = "best" if chosen.best else "newest"
+    print(
+        f"exporting the {which} checkpoint of {chosen.run_dir} as {chosen.format}", file=sys.stderr
+    )
     out = chosen.out.absolute()  # The run's environment may change the working directory.
     model = trainable.exported(chosen.run_dir, chosen.best, chosen.license, chosen.data_dir)
     from rl_replicator.exports import formats

@@ -234,6 +234,7 @@ SUITE = {
     "dmc14 --config f.toml": "expected no --config after 'rl-replicator suite'",
     "dmc14 --seeds 0": "--seeds: expected at least 1, got 0",
     "dmc14 --n-stp 3": "Unrecognized options: --n-stp, 3",
+    "dmc14 --agent resnet": "--agent: expected an agent, got 'resnet', a learner",
     "dmc14 --anchors none.csv": "--anchors: expected .* got none.csv: ",
 }
 PLAN = {
