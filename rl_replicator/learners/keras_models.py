@@ -42,8 +42,11 @@ class KerasConfig:
             check_option(value >= 1, name, "at least 1", value)
 
 
-# Key of the number of examples among the sums of an evaluation, unlike any figure of a model.
-_EXAMPLES = "/examples"
+# Keys among the sums of an evaluation, unlike any figure of a model: the number of examples, and,
+# in front of a metric's name, of those for which `test_step` returned something else by this name.
+_EXAMPLES, _OTHER = "/examples", "/other/"
+# Relative. The same metric, computed twice, may be rounded differently.
+_ROUNDING = 1e-4
 
 ModelFn = Callable[[Any], tf.keras.Model]
 DataFn = Callable[[Any], tf.data.Dataset]
@@ -260,10 +263,14 @@ class KerasLearner(Learner):
         self._check_figures(found)
         self._figure_names = [*found]
         sums = {str(i): x.read_value() for i, x in enumerate(self._metric_variables())}
-        # What `test_step` returns itself counts as the mean over its examples.
-        metrics = {metric.name for metric in self._model.metrics}
-        means = {name: x for name, x in found.items() if name not in metrics}
-        sums |= {name: tf.cast(x, tf.float32) * examples for name, x in means.items()}
+        # What `test_step` returns itself counts as the mean over its examples. It may have the name
+        # of a metric: every compiled model has one called loss.
+        means = {name: tf.cast(x, tf.float32) for name, x in found.items()}
+        sums |= {name: mean * examples for name, mean in means.items()}
+        for metric in self._model.metrics:
+            if metric.name in means:
+                is_other = _differ(means[metric.name], tf.cast(metric.result(), tf.float32))
+                sums[_OTHER + metric.name] = tf.where(is_other, examples, 0.0)
         sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
         return sums | {_EXAMPLES: examples}
 
@@ -285,7 +292,11 @@ class KerasLearner(Learner):
         with self._replicator.scope():
             for i, variable in enumerate(self._metric_variables()):
                 variable.assign(tf.cast(sums[str(i)], variable.dtype))
-            results = {metric.name: float(metric.result()) for metric in self._model.metrics}
+            results = {
+                metric.name: float(metric.result())
+                for metric in self._model.metrics
+                if sums.get(_OTHER + metric.name) == 0
+            }
         return {
             name: results[name] if name in results else float(sums[name] / sums[_EXAMPLES])
             for name in self._figure_names
@@ -335,6 +346,13 @@ class KerasLearner(Learner):
             return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
         return Served(function, inputs, [model])
+
+
+def _differ(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns whether two float32 scalars are different figures; NaN is equal to NaN."""
+    size = tf.maximum(tf.abs(one), tf.abs(other))
+    is_near = tf.abs(one - other) <= _ROUNDING * size
+    return ~(is_near | (tf.math.is_nan(one) & tf.math.is_nan(other)))
 
 
 def _input_specs(model: Any) -> Any:

@@ -474,6 +474,29 @@ def test_a_model_has_its_own_step(model_fn, replicas):
     check_equal(trained, model, losses, figures)
 
 
+def test_what_a_test_step_computes_itself_may_have_the_name_of_a_metric():
+    class ByHand(tf.keras.Sequential):
+        def test_step(self, data):
+            x, y = data
+            error = tf.abs(self(x) - y)
+            self.compiled_metrics.update_state(y, self(x))
+            by_metric = {metric.name: metric.result() for metric in self.metrics}
+            return {**by_metric, "loss": tf.reduce_mean(error), "twice": 2 * by_metric["mae"]}
+
+    def by_hand(config: Config) -> tf.keras.Model:
+        model = ByHand([tf.keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=["mae", tf.keras.metrics.RootMeanSquaredError("rmse")])
+        return model
+
+    make = learners.from_keras(by_hand, data_fn, evaluation_data_fn)
+    learner, _, figures = train("single_device", Config(), make)
+    kernel, bias = (variable.numpy() for variable in learner.trackables()["weights"].all)
+    error = np.abs(X @ kernel + bias - Y)
+    expected = {"loss": error.mean(), "mae": error.mean(), "twice": 2 * error.mean()}
+    expected["rmse"] = np.sqrt((error**2).mean())  # Not the mean over batches.
+    assert figures == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_model_without_a_loss_is_evaluated_by_its_only_figure():
     class OtherName(OwnStep):
         def __init__(self, layers):
