@@ -95,12 +95,12 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 "has one set of weights; leave --best out, or export with --best"
             )
         _check_trusted(policy.task, env)
-        task = policy.task if env is None else dataclasses.replace(policy.task, name=env)
+        task = _in(policy.task, env)
         environment = task.make(seed)
         most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # Exports store none.
         return Player(task, environment, policy.actor(task, environment), most)
     trained = load_policy(path, best)
-    task = trained.task if env is None else dataclasses.replace(trained.task, name=env)
+    task = _in(trained.task, env)
     expected, found = trained.task.spec(), task.spec()
     for kind in ("observations", "actions"):
         one, other = getattr(expected, kind), getattr(found, kind)
@@ -114,6 +114,11 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 f"{sizes[1]}; choose another --env"
             )
     return Player(task, task.make(seed), trained.actor, trained.max_actions)
+
+
+def _in(task: "Task", env: str | None) -> "Task":
+    """Returns a policy's task in another environment; None for its own."""
+    return task if env is None else dataclasses.replace(task, name=env, recorded=None)
 
 
 def _check_trusted(task: "Task", env: str | None) -> None:

@@ -99,6 +99,8 @@ def test_without_an_environment_the_policy_is_trained_and_exported(dataset, tmp_
     assert "d4pg on recorded steps" in card and "not evaluated" in card
     assert main(["eval", str(run_dir)]) == 2
     assert "got one of --offline without --env" in capsys.readouterr().err
+    for policy in (run_dir, tmp_path / "out"):  # In an environment that has its specs.
+        assert main(["play", str(policy), "--env", TARGET, "--out", str(tmp_path / "a.gif")]) == 0
     assert main(["train", "--run-dir", str(run_dir), "--steps", "128"]) == 0
     progress = Checkpointer(run_dir / "checkpoints").latest().path / "progress" / "state.json"
     assert json.loads(progress.read_text())["learner_steps"] == 128
