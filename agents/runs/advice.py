@@ -292,8 +292,8 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     if slowest == "actors":
         return f"bottleneck: the actors; {_for_actors(shares, options)}"
     if slowest == "replay":
-        smaller = known(options, "--agent.steps-per-call")
-        remedy = f"; try a smaller {smaller}" if smaller else ""
+        is_least = _value(options, "--agent.steps-per-call") in (1, _ABSENT)
+        remedy = "" if is_least else "; try a smaller --agent.steps-per-call"
         return f"bottleneck: the replay or the processors, for which both wait{remedy}"
     return "bottleneck: none, actors and learner are both busy"
 

@@ -200,6 +200,14 @@ def test_verdicts(shares, options, words):
     assert line.startswith("bottleneck: ") and words in line
 
 
+@pytest.mark.parametrize(
+    ("steps", "end"), [(1, "both wait"), (2, "a smaller --agent.steps-per-call")]
+)
+def test_calls_of_one_step_cannot_be_smaller(steps, end):
+    options = {**STATE, "agent": {"steps_per_call": steps}}
+    assert advice.verdict({"learner_wait": 0.3, "actor_wait": 0.3}, options).endswith(end)
+
+
 def test_advice_for_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     waits = {"actor_wait": 0.4}
