@@ -98,13 +98,22 @@ class ExportedPolicy:
                 f"{expected[-1]}, as the policy has them, got {_listed(found[:-1])} and "
                 f"{found[-1]}; choose another --env"
             )
-        if is_wrapped or task == self.task:
+        if task == self.task:
             return ExportedActor(self.model, own_spec)
         # The range of the policy's task: in that of another environment, the policy's numbers may
         # stand for other actions.
         with self.task.make(seed=0) as made:
             trained: Any = made if self.task.pixels is None else made.wrapped
-            return ExportedActor(self.model, trained.own_action_spec)
+            kinds = [
+                [*spec.shape] or spec.num_values
+                for spec in (trained.action_spec(), flat.action_spec())
+            ]
+            if kinds[0] != kinds[1]:  # Numbers and vectors of the environment may look the same.
+                raise UsageError(
+                    f"expected an environment with actions {kinds[0]}, as the policy has them, got "
+                    f"{kinds[1]}; choose another --env"
+                )
+            return ExportedActor(self.model, action_range(trained, is_wrapped))
 
 
 def _listed(shapes: list[list[int]]) -> str:

@@ -158,6 +158,8 @@ def test_another_environment_must_fit(folder, tmp_path):
     path, _ = folder
     with pytest.raises(UsageError, match=r"expected an environment with observations"):
         policies.play([str(path), "--env", "cartpole:swingup"])
+    with pytest.raises(UsageError, match=r"expected an environment with actions \[1\], .* got 5; "):
+        policies.play([str(path), "--env", f"{wide_target.__name__}:make_numbered"])
     with pytest.raises(UsageError, match=r"expected a run directory or a policy exported"):
         policies.play([str(tmp_path)])
     with pytest.raises(UsageError, match=r"expected a path that .* of 300 characters"):

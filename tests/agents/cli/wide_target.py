@@ -1,4 +1,4 @@
-"""The target of `environments.fakes` with actions of twice the range."""
+"""The target of `environments.fakes` with actions of twice the range, or numbered ones."""
 
 from dm_env import specs
 
@@ -15,5 +15,16 @@ class WideTarget(TargetMatching):
         return specs.BoundedArray((1,), float, -2.0, 2.0)
 
 
+class NumberedTarget(WideTarget):
+    """Takes the same actions in whole numbers."""
+
+    def action_spec(self):
+        return specs.BoundedArray((1,), int, -2, 2)
+
+
 def make(seed):
     return WideTarget(seed)
+
+
+def make_numbered(seed):
+    return NumberedTarget(seed)
