@@ -35,6 +35,7 @@ NOT_IN_THE_SUITE = {
     "own_loops": "measures a learner of yours",
     "faults": "injects faults for minutes or hours",
     "pixel_probe": "reads a run from pixels",
+    "sbx": "installs SBX, and trains twenty times",
     "soak": "runs for hours",
     "time_to_return": "trains ten times, for twenty minutes",
     "two_hosts": "needs network namespaces",
