@@ -332,7 +332,8 @@ def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> 
 def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     slowest = max(_WORK, key=lambda part: shares.get(f"actor_{part}", 0.0))
     frame = options.get("frame")
-    if slowest == "render" and isinstance(frame, Mapping) and frame.get("render") != "fast":
+    # What an environment draws by itself stays at "auto", and cannot be drawn faster.
+    if slowest == "render" and isinstance(frame, Mapping) and frame.get("render") == "exact":
         return "--frame.render fast draws without shadows and reflections"
     # One call of the policy serves all environments of an actor.
     option = "envs_per_actor" if slowest == "policy" else "actors"

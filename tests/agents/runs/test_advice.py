@@ -191,6 +191,11 @@ PIXELS = {
             "work is insertion; try --actors 2 --launch processes",
         ),
         ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
+        (
+            {"learner_wait": 0.3, "actor_render": 0.6},
+            {**PIXELS, "frame": {"render": "auto"}},  # The environment draws by itself.
+            "work is rendering; try --actors 2",
+        ),
         ({"learner_wait": 0.3, "actor_wait": 0.3}, STATE, "the replay or the processors, for wh"),
         ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
     ],
