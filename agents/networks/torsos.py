@@ -158,18 +158,19 @@ class ProjectedTorso(snt.Module):
 
         Args:
           make_torso: makes what follows the projection.
-          layer_sizes: units of the projection, then of each layer of the torso.
+          layer_sizes: units of the projection, then of each layer of the torso, if it has any.
           name: name of the module.
         """
         super().__init__(name=name)
         size, *others = layer_sizes
         with tf.name_scope("projection"):  # The torso has layers of these names, too.
             self._projection = layer_norm_mlp([size], "projection")
-        self._torso = make_torso(others, "torso")
+        self._torso = make_torso(others, "torso") if others else None
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, H] float32."""
-        return hidden(self._torso, self._projection(features))
+        projected = self._projection(features)
+        return projected if self._torso is None else hidden(self._torso, projected)
 
 
 def behind_projection(make_torso: MakeTorso) -> MakeTorso:

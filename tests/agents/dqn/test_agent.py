@@ -1,6 +1,7 @@
 """DQN's acting: its exploration, its masks, and whole runs in an environment that enforces them."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from agents.replay.config import FrameReplayConfig, ReplayConfig
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.cli import main
+from tests.agents import fixed_samples
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
@@ -24,6 +26,7 @@ COMMAND = dataclasses.replace(dqn.command, name="agents.dqn:command")
 BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.
 SEEN = "tests.environments.discrete_fakes:make_seen_buttons"
 FRAME = PixelConfig(render="observed")
+STREAMS = ("value", "advantage")
 SMALL = DQNConfig(
     critic_layers=(16, 16),
     global_batch_size=16,
@@ -40,6 +43,19 @@ def exploration(rank=0.5, step=10_000, **changes):
     spec = specs.make_environment_spec(environments.make(BUTTONS, seed=0))
     context = ExplorationContext(np.random.default_rng(0), lambda: step, rank)
     return COMMAND.make_agent(DQNConfig(**changes), spec).make_exploration(context)
+
+
+@pytest.mark.parametrize("torso", ["mlp", "simba"])
+def test_from_pixels_the_layer_that_streams_share_may_be_the_projection_alone(torso):
+    config = PixelDQNConfig(torso=torso, discount=0.9, critic_layers=(8,), feature_size=4)
+    spec = fixed_samples.make_spec(
+        specs.Array((36, 36, 3), np.uint8), specs.DiscreteArray(3, np.int32)
+    )
+    policy = COMMAND.make_agent(config, spec).make_acting_networks()["policy"]
+    kernels = {v.name: v.shape for v in policy.trainable_variables if v.name.endswith("/w:0")}
+    shared = {name for name in kernels if not re.search(f"/({'|'.join(STREAMS)})/", name)}
+    assert [kernels[name] for name in shared] == [(64, 4)]
+    assert all(kernels[f"policy/{stream}/linear_0/w:0"] == (4, 8) for stream in STREAMS)
 
 
 @pytest.mark.parametrize(("rank", "epsilon"), [(0.0, 0.4), (0.5, 0.4**4.5), (1.0, 0.4**8)])
