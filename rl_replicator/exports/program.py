@@ -194,7 +194,9 @@ def _fixed(operations: Sequence[Any]) -> set[Any]:
     found: set[Any] = set()
     for op in operations:
         is_fixed = op.inputs and all(x.op in found or x.op.type == "Const" for x in op.inputs)
-        if is_fixed and not op.op_def.is_stateful:
+        # The empty lists of Keras' recurrent layers are variants, which no session returns.
+        has_values = all(x.dtype != tf.variant for x in op.outputs)
+        if is_fixed and has_values and not op.op_def.is_stateful:
             found.add(op)
     return found
 

@@ -283,6 +283,10 @@ def test_explicit_padding(tmp_path, runtime):
         ),
         (lambda x: {"y": tf.math.erf(tf.atan(x))}, r"NumPy and ONNX have, got Atan, Erf \("),
         (
+            lambda x: {"y": tf.map_fn(lambda i: x * i, tf.range(3.0))[0]},  # As in an LSTM.
+            "operations that NumPy and ONNX have, got .*TensorListReserve",
+        ),
+        (
             lambda x: {"y": tf.where(x > 0, "positive", "negative")},
             "dtypes that NumPy has, got string",
         ),
