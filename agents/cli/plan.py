@@ -30,7 +30,7 @@ class PlanOptions(Hardware):
 
     The parts of the run are measured on this machine. The options of 'rl-replicator train',
     such as --actors, --replicas and --replay-shards, describe the run (except --config,
-    --deterministic and --env-engine envpool); the options here describe the machines.
+    --deterministic, --offline and --env-engine envpool); the options here describe the machines.
     """
 
     agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
@@ -109,7 +109,7 @@ def measured_settings(agent: str, chosen: AgentOptions) -> Mapping[str, Any]:
       chosen: the options of the run.
     """
     task = chosen.task
-    plain = {"AGENT": agent, "env": chosen.env, "agent": chosen.agent, "wrap": task.wrap}
+    plain = {"AGENT": agent, "env": task.name, "agent": chosen.agent, "wrap": task.wrap}
     plain |= {"time_limit": task.time_limit, "frame": task.pixels}
     plain |= {"action_repeat": task.action_repeat}
     return {name: value for name, value in flat(to_plain(plain)).items() if name not in _FREE}

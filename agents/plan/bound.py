@@ -112,6 +112,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
         )
     check_no_memory(agent, "for a plan")
     check_option(not options.deterministic, "deterministic", "False for a plan", True)
+    check_option(options.offline is None, "offline", "none for a plan", options.offline)
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
     if hardware.machines > 1:

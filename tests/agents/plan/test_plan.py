@@ -171,6 +171,8 @@ def test_it_plans_what_the_run_would_do():
     assert deploy(run, Hardware()).episode_actions == 13
     with pytest.raises(ConfigError, match="is an agents.config.OffPolicyConfig, got D4PG: a plan"):
         deploy(AgentOptions(env="a:b", agent=dataclasses.make_dataclass("D4PG", [])()), Hardware())
+    with pytest.raises(ConfigError, match="--offline: expected none for a plan, got a/b-v0"):
+        deploy(parsed("--env", "a:b", "--offline", "a/b-v0"), Hardware())
 
 
 @pytest.fixture
@@ -215,6 +217,8 @@ def test_parts_of_other_settings_are_refused(parts_file):
         expected = f"measured with {name} {ours}, got parts.json, measured with {theirs}"
         with pytest.raises(ConfigError, match=expected):
             plan.plan([*parts_file, *words])
+    heavy = parsed("--env", "gym:Pendulum-v1", "--env-options", '{"g": 99}')
+    assert plan.measured_settings("d4pg", heavy)["env"] == 'gym:Pendulum-v1{"g": 99}'
 
 
 @pytest.mark.slow
