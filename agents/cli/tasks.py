@@ -51,7 +51,9 @@ class CheckEnvOptions:
     """Steps within which an episode must end."""
 
     def __post_init__(self) -> None:
-        check_option(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+        for name in ("max_steps", "time_limit"):
+            value = getattr(self, name)
+            check_option(value is None or value >= 1, name, "at least 1", value)
 
 
 def check_env(args: Sequence[str]) -> int:

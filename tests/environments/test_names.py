@@ -269,6 +269,12 @@ def test_check_env_announces_a_long_play(capsys, monkeypatch):
     assert re.search(r"^note  speed: .* steps/s; two .*--max-steps", capsys.readouterr().out, re.M)
 
 
+def test_check_env_needs_a_time_limit_of_a_step_or_more(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        tasks.check_env([f"{FAULTY}:good", "--time-limit", "0"])
+    assert "--time-limit: expected at least 1, got 0" in capsys.readouterr().err
+
+
 def test_check_env_of_an_unknown_name():
     with pytest.raises(EnvironmentNameError):
         tasks.check_env([f"{FAULTY}:no_such"])
