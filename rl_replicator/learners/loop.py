@@ -182,8 +182,11 @@ class Training:
         """The figures of the evaluation after the last step, or else the last training metrics."""
         if self._progress["figures"] and self._progress["evaluated"] == self.step:
             return self._progress["figures"]
-        metrics = list(read_metrics(self._run.path, "train").items())[2:]
-        return {name: float(column[-1]) for name, column in metrics}
+        table = read_metrics(self._run.path, "train")
+        # A run that goes on, or was killed, has rows beyond the checkpoint that is measured here.
+        rows = np.flatnonzero(table.get("steps", np.zeros(0)) <= self.step)
+        metrics = list(table.items())[2:] if rows.size else []
+        return {name: float(column[rows[-1]]) for name, column in metrics}
 
     def run(self) -> int | None:
         """Trains to the end, or until a signal requests a stop. Saves in both cases.

@@ -8,6 +8,7 @@ from rl_replicator import errors, learners
 from rl_replicator.cli import main
 from rl_replicator.exports import formats, standalone
 from rl_replicator.learners import command
+from rl_replicator.runs import metrics
 from tests.rl_replicator.learners import tiny_learners
 from tests.rl_replicator.learners.tiny_learners import X, Y
 
@@ -80,6 +81,27 @@ def test_the_numpy_model_of_a_learner_is_no_policy(run_dir, tmp_path):
     assert model.run(x=X[:2])["y"].shape == (2,)
     with pytest.raises(ValueError, match=r"expected a policy, got .*\['x'\]; call run\(x=\.\.\.\)"):
         model.act(X[0])
+
+
+class Unmeasured(Serving):
+    def evaluation(self):
+        return None
+
+
+def make_unmeasured(replicator, config: tiny_learners.Config):
+    return Unmeasured(replicator, config)
+
+
+def test_the_card_has_no_metrics_of_later_steps(tmp_path):
+    """The run goes on while its newest checkpoint is exported, or was killed after it."""
+    trainable = command.of_module(f"{__name__}:make_unmeasured")
+    assert trainable.train(trainable.options_from({"steps": 4, "run_dir": str(tmp_path)})) == 0
+    before = trainable.exported(tmp_path, False, None).card.facts
+    assert before["steps"] == "4" and "loss" in before
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    writer.write("train", 5, {"loss": 1e9, "first": 1e9})
+    writer.close()
+    assert trainable.exported(tmp_path, False, None).card.facts == before
 
 
 def test_a_learner_that_serves_nothing_says_so(run_dir):
