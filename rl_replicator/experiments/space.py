@@ -258,8 +258,7 @@ class Search:
         """
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        study = _new_study(sampler=optuna.samplers.RandomSampler(seed=0))
         if self.first is not None:
             study.enqueue_trial(self.first)
         return [self.written(study.ask(self.distributions()).params) for _ in range(count)]
@@ -273,14 +272,14 @@ class Search:
 
         PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how much the values of the best quarter
         of the trials differ from those of all. A trial that was stopped counts with its last
-        evaluation. Empty for fewer than four trials.
+        evaluation. Empty for fewer than four trials, and if their figures do not differ.
 
         Args:
           trials: all trials.
         """
         import optuna
 
-        study = optuna.create_study(direction="maximize")
+        study = _new_study(direction="maximize")
         for one in trials:
             if one.state in (TrialState.DONE, TrialState.STOPPED) and one.evaluations:
                 study.add_trial(
@@ -290,9 +289,18 @@ class Search:
                         value=objective(one.evaluations, one.is_highest_best),
                     )
                 )
-        if len(study.trials) < _FEWEST_FOR_IMPORTANCE:
+        figures = [one.value for one in study.trials]
+        if len(figures) < _FEWEST_FOR_IMPORTANCE or len(set(figures)) == 1:
             return {}
         with warnings.catch_warnings():  # Optuna warns about its experimental features.
             warnings.simplefilter("ignore")
             evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE)
             return optuna.importance.get_param_importances(study, evaluator=evaluator)
+
+
+def _new_study(**how: Any) -> Any:
+    """Returns a study of Optuna, which logs nothing but errors."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(**how)

@@ -1,5 +1,8 @@
 """Search expressions."""
 
+import dataclasses
+
+import optuna
 import pytest
 
 from rl_replicator.errors import UsageError
@@ -112,7 +115,7 @@ def test_the_first_trial_has_the_defaults_if_the_search_may_choose_them():
     assert first(x="relu", kind="a") is None
 
 
-def test_the_importance_of_an_option_that_explains_everything():
+def test_the_importance_of_an_option_that_explains_everything(caplog):
     parameters = tuple(space.parse_all(["x=uniform(0,1)", "y=uniform(0,1)"]))
     search = Search(parameters, "tpe", "fifo", 1, 3, None, {"x": "", "y": ""})
     trials = []
@@ -123,6 +126,12 @@ def test_the_importance_of_an_option_that_explains_everything():
                 f"trial-{number}", values, TrialState.DONE, is_highest_best=False, evaluations=[row]
             )
         )
+    optuna.logging.set_verbosity(optuna.logging.INFO)  # As in a process that starts no trial.
+    optuna.logging.enable_propagation()
     shares = search.importance(trials)
+    optuna.logging.disable_propagation()
+    assert not caplog.records
     assert list(shares) == ["x", "y"] and shares["x"] > 0.8
     assert search.importance(trials[:3]) == {}
+    equal = [dataclasses.replace(one, evaluations=[TrialEvaluation(10, 0, 0, 0)]) for one in trials]
+    assert search.importance(equal) == {}
