@@ -81,7 +81,6 @@ def measure(
       make_agent: (config, environment spec) -> the agent.
       config: the agent's hyper-parameters.
       task: the environment.
-      what: name of agent and environment, for `Parts`.
       settings: further options, for `Parts`.
       seconds: roughly how long it may take, after everything has been imported and compiled.
       num_shards: number of replay servers of the run; one of them is measured.
