@@ -86,7 +86,7 @@ class PlotOptions:
     """Plot the evaluations of runs over their steps, with a panel for each task.
 
     Runs that differ only in their seed become one line, their mean, with a band from the lowest to
-    the highest seed. A folder of runs, such as that of a suite or a sweep, includes all its runs.
+    the highest seed. A folder, such as runs or that of a suite or a sweep, includes all its runs.
     A run that cannot be read is left out.
     """
 
@@ -126,7 +126,7 @@ def plot(args: Sequence[str]) -> int:
 class CompareOptions(PlotOptions):
     """Compare the runs of several configs: curves, settings that differ, and which one is better.
 
-    Runs that differ only in task and seed belong to one config. A folder of runs, such as that of a
+    Runs that differ only in task and seed belong to one config. A folder, such as runs or that of a
     suite or a sweep, includes all its runs. A run that cannot be read is left out.
     """
 

@@ -473,14 +473,16 @@ def _new(root: Path, base: str) -> RunDirectory:
 
 
 def runs_within(folder: Path) -> list[Path]:
-    """Returns the directories of all runs in a folder, a suite or a sweep, sorted; [] for a run."""
-    collection = RunDirectory(folder).collection
+    """Returns the directories of all runs in a folder, a suite or a sweep, sorted; [] for a run.
+
+    They lie in the folder or one level further down, as in `runs` and in a sweep.
+    """
     with contextlib.suppress(UsageError):  # It cannot be read.
-        if RunDirectory(folder).exists and not collection:
+        if RunDirectory(folder).exists and not RunDirectory(folder).collection:
             return []  # Even if it contains others, such as copies.
     inner = [run.path for run in runs(folder)]
-    if collection == SWEEP:  # It has a folder for each trial.
-        inner += [run.path for trial in folder.iterdir() for run in runs(trial)]
+    further = {path.parents[1] for path in folder.glob(f"*/*/{_CONFIG}")}.difference(inner)
+    inner += [run.path for path in further for run in runs(path)]
     return [run for path in sorted(inner) for run in runs_within(path) or [path]]
 
 

@@ -277,6 +277,9 @@ def test_which_runs_paths_stand_for(sweep_and_suite):
     trials = [Path("sweep/trial-000/seed-1"), Path("sweep/trial-001/seed-1")]
     assert evaluations.expanded([Path("sweep")]) == trials
     assert evaluations.expanded([Path()]) == [Path("suite/a-seed1"), *trials]
+    alone = Path("runs/d4pg/a-seed1-1")  # Where a run lies by default.
+    describe(alone, "d4pg")
+    assert evaluations.expanded([Path("runs")]) == [alone]
     os.symlink(trials[1], "link")
     given = [trials[1], trials[1].absolute(), Path("link"), Path("sweep")]
     assert evaluations.expanded(given) == [trials[1], trials[0]]  # Each once, in this order.
