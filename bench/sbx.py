@@ -3,7 +3,7 @@
     python -m bench.sbx
 
 Both take a learner step for each step of one environment, gym:HalfCheetah-v5, with batches of 256
-and two layers of 256 units in each network. A rate is that from environment step 3,000 to 9,000, so
+and two layers of 256 units in each network. A rate is that from environment step 2,000 to 6,000, so
 that start-up and compilation are not counted. SBX is installed into build/sbx, with PyTorch (6 GB).
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import harness, processes
 from rl_replicator.runs.metrics import read_metrics
 
-FIRST, LAST = 3000, 9000
+FIRST, LAST = 2000, 6000
 ENVIRONMENT = "HalfCheetah-v5"
 RATE = harness.Unit("environment steps/s")
 FOLDER = harness.ROOT / "build" / "sbx"
