@@ -157,6 +157,8 @@ class NStepTransitionAdder(TableAdder):
     leaves no partial windows.
     """
 
+    _EXTRAS_OF = 0  # The step of a window whose extras are those of the transition.
+
     def __init__(
         self,
         client: reverb.Client,
@@ -262,7 +264,7 @@ class NStepTransitionAdder(TableAdder):
                 reward=reward,
                 discount=discount,
                 next_observation=self._observation,
-                extras=first.extras,
+                extras=self._window[self._EXTRAS_OF].extras,
             ),
             steps=len(self._window),
             priority=self._initial_priority,
@@ -277,10 +279,12 @@ class NStepTransitionAdder(TableAdder):
 class ReturnAdder(NStepTransitionAdder):
     """An adder that stores the discounted rewards of the episode so far with each transition.
 
-    The sum is G_t = r_t + gamma d_{t-1} G_{t-1}. It is the transition's extras (`SPEC`), whatever
-    extras the actor has, or one of them if the actor has states.
+    The sum is G_t = r_t + gamma d_{t-1} G_{t-1}, up to the last reward of the transition's return:
+    a scale that lacks the rewards which it divides may be 0. It is the transition's extras
+    (`SPEC`), whatever extras the actor has, or one of them if the actor has states.
     """
 
+    _EXTRAS_OF = -1
     SPEC = specs.Array((), np.float32, "discounted_rewards")
 
     def add_first(self, timestep: dm_env.TimeStep) -> None:

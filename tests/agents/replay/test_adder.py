@@ -73,7 +73,8 @@ def wait_for_inserts(client, count):
     assert inserted(client) == count
 
 
-def test_the_discounted_rewards_so_far_are_stored():
+def test_the_discounted_rewards_up_to_the_end_of_each_return_are_stored():
+    """Otherwise the first return of a sparse reward would be divided by a scale of 0."""
     layout = TransitionLayout(make_spec(2, 1), ReturnAdder.SPEC)
     server = reverb.Server([make_table(layout)])
     client = reverb.Client(f"localhost:{server.port}")
@@ -83,7 +84,7 @@ def test_the_discounted_rewards_so_far_are_stored():
         play(adder, rewards, last_discount=0.0)
     adder.flush()
     _, transition = rows(server, layout, 4)
-    np.testing.assert_array_equal(transition.extras, [1, 2 + 0.5, 4 + 1 + 0.25, 8])
+    np.testing.assert_array_equal(transition.extras, [2 + 0.5, 4 + 1 + 0.25, 4 + 1 + 0.25, 8])
     np.testing.assert_array_equal(transition.reward, [2, 4, 4, 8])
     server.stop()
 
