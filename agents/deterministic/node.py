@@ -209,6 +209,7 @@ class DeterministicNode(TurnsNode):
 
     def _open(self, agent: Agent, opened: contextlib.ExitStack) -> None:
         """Makes what the steps come from: an actor in an environment."""
+        self._stride = self._plan.task.action_repeat
         seeds = np.random.SeedSequence([self._plan.seed, 0]).generate_state(2)
         environment_seed, noise_seed = map(int, seeds)
         noise = np.random.default_rng(noise_seed)
@@ -222,14 +223,15 @@ class DeterministicNode(TurnsNode):
         self._episode = SavedEpisode(environment, self._actor, noise)
 
     def _step(self) -> None:
-        """Takes one environment step, and all learner steps that it makes due."""
+        """Takes one action, and all learner steps that it makes due."""
         timestep = self._episode.step()
-        self._steps += 1
-        self._unreported += 1
+        self._steps += self._stride
+        self._unreported += self._stride
         episodes = []
         if timestep.last():
             episode = self._episode
-            episodes.append(Episode(0, episode.episode_return, episode.length))
+            length = episode.length * self._stride
+            episodes.append(Episode(0, episode.episode_return, length))
         if self._replay.is_call_due():
             while self._replay.is_call_due():
                 self._replay.feed()

@@ -145,6 +145,16 @@ def test_schedules_count_actions(tmp_path):
         make_node(Schedules, tmp_path, task=twice, min_size=50, samples_per_insert=2.0)
 
 
+def test_a_repeated_action_counts_as_several_steps_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    monkeypatch.setattr(lp, "stop", lambda: None)
+    twice = dataclasses.replace(TARGET, repeats=2)
+    make_node(Agent, tmp_path, 40, task=twice).run()
+    table = read_metrics(tmp_path, "actor")
+    assert table["environment_steps"].tolist() == [20, 40]
+    assert table["episode_length"].tolist() == [20, 20]
+
+
 def test_the_environment_is_closed_when_the_node_is_not_made(tmp_path, monkeypatch):
     closed = []
 
