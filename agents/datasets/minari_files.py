@@ -17,7 +17,7 @@ from dm_env import specs
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
 from environments.flat import ContinuousActions, DiscreteActions, make_actions
-from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.errors import UsageError, cannot_write, check_option
 from rl_replicator.runs import atomic_file
 
 # Key of what this project adds to the metadata of a dataset.
@@ -234,6 +234,11 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
             f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
             "which has different rewards"
         )
+    if identity:
+        repeats = identity["action_repeat"]
+        expected = f"{repeats}, with which the dataset {name} was recorded"
+        is_good = task.action_repeat == repeats
+        check_option(is_good, "action_repeat", expected, task.action_repeat)
     if identity.get("environment"):  # The recorded actions are relative to its limits.
         task.spec(identity["environment"], f"the dataset {name} was recorded")
 

@@ -30,6 +30,7 @@ def make(
     observation=(5,),
     env=RANGED,
     wrap=(),
+    repeats=1,
     form=None,
     has_identity=True,
     spec=None,
@@ -51,7 +52,7 @@ def make(
         env=spec,
     )
     if has_identity:
-        identity = {"env": env, "wrap": [*wrap], "environment": form}
+        identity = {"env": env, "wrap": [*wrap], "action_repeat": repeats, "environment": form}
         dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": identity}}})
 
 
@@ -102,6 +103,7 @@ def test_observations_and_actions_may_be_scalars_and_an_episode_may_have_no_end(
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),
+        ({}, {"repeats": 2}, "^--action-repeat: expected 2, with which the dataset a-v0 .*, got 1"),
         (
             {},
             {"form": {"observations": [5], "action_limits": [[-3.0, 0.0], [5.0, 0.5]]}},
