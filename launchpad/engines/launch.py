@@ -257,6 +257,11 @@ def _flatten(nodes: Sequence[base.Node]) -> Iterator[tuple[base.Node, int | None
     """Replaces colocations by their nodes; yields each node with its colocation's identity."""
     for node in nodes:
         if isinstance(node, colocation.MultiProcessingColocation):
+            if type(node).run is not colocation.MultiProcessingColocation.run:
+                raise TypeError(
+                    "expected a MultiProcessingColocation without a run() of its own, got "
+                    f"{type(node).__name__}: its nodes run one by one; override their run() instead"
+                )
             yield from ((inner, id(node)) for inner, _ in _flatten(node.nodes))
         else:
             yield node, None

@@ -320,6 +320,11 @@ def test_the_launching_process_has_the_worker_manager_of_its_program():
 
 
 def test_what_launch_refuses():
+    class Own(lp.MultiProcessingColocation):
+        def run(self):
+            pass
+
+    own = lp.make_program(Own([lp.PyNode(int)]))
     program, _ = programs.recorder_program()
     locked = lp.make_program(lp.PyNode(print, threading.Lock()))
     types = "^expected launch_type to be one of 'local_mt', .*'ray', got {}; use"
@@ -331,6 +336,7 @@ def test_what_launch_refuses():
         (ValueError, types.format("3"), program, 3, {}),
         (ValueError, r"expected a program, or several, got \[\]", [], "test_mt", {}),
         (ValueError, "no nodes", lp.Program("empty"), "test_mt", {}),
+        (TypeError, "without a run.. of its own, got Own", own, "test_mt", {}),
         (ValueError, "terminal to be one of .*, got 'vt100'", program, None, {"terminal": "vt100"}),
         (ValueError, "only for launch_type='ray'", program, "test_mp", {"address": "host:1"}),
         (ValueError, "flag --lp_term", program, "test_mp", {"local_resources": one}),
