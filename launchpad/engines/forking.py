@@ -155,7 +155,9 @@ class ForkServer(forkserver.ForkServer):
                 raise TimeoutError("the fork server did not answer")
 
     def close(self) -> None:
-        """Lets the server end after its last node."""
+        """Lets the server end after its last node; one that a signal has stopped is killed."""
+        if self._process is not None and process_group.is_stopped(self._process.pid):
+            self._process.kill()
         if self._forkserver_alive_fd is not None:
             self.forget()
             path = pathlib.Path(self._forkserver_address)

@@ -217,7 +217,12 @@ def test_a_fork_server_that_died_or_froze_is_replaced(tmp_path, monkeypatch):
     _server().suspend()  # While it imports.
     with pytest.raises(forking.ForkError, match="did not answer"):
         server.fork("node/0", [0, 1, 1, 2])
+    server.ensure_running()
+    frozen = _server()
+    frozen.suspend()
+    wait_until(lambda: frozen.status() == psutil.STATUS_STOPPED)
     server.close()
+    frozen.wait(60)  # Nothing else would end it.
 
 
 @pytest.mark.parametrize(
