@@ -78,7 +78,7 @@ def read(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise errors.CheckpointError(
                 f"expected checkpoint format {FORMAT_VERSION} or older in {path}, got {version}; "
-                "update this program, or remove that folder to use the previous checkpoint"
+                "update this program, or remove that folder to use an older one, if there is one"
             )
         checksum = content.pop("checksum")
         if checksum != _content_checksum(content):
@@ -128,7 +128,7 @@ def _reading(path: pathlib.Path, expected: str) -> Iterator[None]:
     except OSError as error:
         raise errors.CheckpointError(
             f"cannot read {path}: {error.strerror or first_line(error)}; correct its permissions, "
-            "or try again, or remove the checkpoint's folder to use the previous checkpoint"
+            "or try again, or remove the checkpoint's folder to use an older one, if there is one"
         ) from error
 
 
@@ -143,8 +143,8 @@ class DamageError(errors.CheckpointError):
         """Composes the message."""
         self.finding = f"expected {expected} in {path}, found {found}"
         super().__init__(
-            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use the "
-            "previous checkpoint"
+            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use an "
+            "older one, if there is one"
         )
 
 

@@ -213,7 +213,7 @@ class VariableValues:
         except (OSError, ValueError) as error:
             raise errors.CheckpointError(
                 f"cannot read the variables in {folder}: {manifest.first_line(error)}; try again, "
-                "or remove the checkpoint's folder to use the previous checkpoint"
+                "or remove the checkpoint's folder to use an older one, if there is one"
             ) from error
         return values
 
