@@ -258,8 +258,8 @@ def _call_factory(name: str, seed: int) -> Any:
         inspect.signature(factory).bind(seed=seed)
     except TypeError as error:
         raise EnvironmentNameError(
-            f"expected the factory {name} to be callable with seed=...: {error}; give it that "
-            "parameter"
+            f"expected {name}, as the factory of an environment, to be callable with seed=...: "
+            f"{error}; give it that parameter"
         ) from None
     with of_user_code(f"the factory {name}", "return an environment"):
         return factory(seed=seed)
