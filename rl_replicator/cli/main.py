@@ -160,6 +160,11 @@ def _check_process() -> None:
     Raises:
       UsageError: if there is one.
     """
+    if sys.flags.optimize > 1:
+        raise UsageError(
+            "expected Python with docstrings, which TensorFlow reads, got PYTHONOPTIMIZE=2 or -OO; "
+            "unset it, or set 1"
+        )
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < _ADDRESS_SPACE:
         raise UsageError(
