@@ -165,6 +165,11 @@ def _check_process() -> None:
             "expected Python with docstrings, which TensorFlow reads, got PYTHONOPTIMIZE=2 or -OO; "
             "unset it, or set 1"
         )
+    if "error" in sys.warnoptions:
+        raise UsageError(
+            "expected warnings that are no errors, because Reverb's import warns, got "
+            "PYTHONWARNINGS=error or -W error; unset it"
+        )
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < _ADDRESS_SPACE:
         raise UsageError(

@@ -301,9 +301,12 @@ def test_damaged_settings_of_a_run(refused, tmp_path, command):
 
 def test_processes_in_which_libraries_would_fail(command):
     """Each ends in one line, before anything is imported."""
-    done = command("envs", PYTHONOPTIMIZE="2")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "expected Python with docstrings, which TensorFlow reads, got" in done.stderr
+    for setting, expected in (
+        ({"PYTHONOPTIMIZE": "2"}, "expected Python with docstrings, which TensorFlow reads, got"),
+        ({"PYTHONWARNINGS": "error"}, "expected warnings that are no errors, because Reverb's"),
+    ):
+        done = command("envs", **setting)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
     for limit, size, expected in (
         (resource.RLIMIT_NOFILE, 32, "at least 128 open files for a process, got 'ulimit -n' 32;"),
         (resource.RLIMIT_AS, 3_000_000 << 10, "than it uses, got 3000000; raise it, or limit a"),
