@@ -140,7 +140,8 @@ class WindowSteps:
         self._kept, self._state = window.valid, window.extras[STATE]
         self.extras = ()
         if RETURNS in window.extras:
-            self.extras = _returns(window, first, end)  # [M]
+            last = returns.place[:, first:] - 1  # [B, T], of the rewards of each return
+            self.extras = tf.reshape(tf.gather(_returns(window), last, batch_dims=1), [-1])  # [M]
 
     def features(self, encoder: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `BatchSteps`; the encoder is an `agents.networks.recurrent.RecurrentEncoder`."""
@@ -177,21 +178,16 @@ class WindowSteps:
         return tf.reshape(chosen, [-1, *chosen.shape[2:]])
 
 
-def _returns(window: Sequence, first: int, end: int) -> tf.Tensor:
-    """Returns the discounted rewards of the episode up to each step from `first` to before `end`.
+def _returns(window: Sequence) -> tf.Tensor:
+    """Returns the discounted rewards of the episode up to each step, [B, F + T + n].
 
     `agents.replay.adder.ReturnAdder` defines them. Windows have those at their first step; before
     an episode, they and the rewards are 0.
 
     Args:
-      window: B windows of at least `end` steps.
-      first: the first step.
-      end: the step after the last one.
-
-    Returns:
-      [B (end - first)] float32.
+      window: B windows.
     """
     totals = [window.extras[RETURNS]]
-    for step in range(1, end):
+    for step in range(1, window.reward.shape[1]):
         totals.append(window.reward[:, step] + window.discount[:, step - 1] * totals[-1])
-    return tf.reshape(tf.stack(totals[first:], axis=1), [-1])
+    return tf.stack(totals, axis=1)

@@ -314,20 +314,19 @@ def test_what_is_not_valid_trains_nothing(monkeypatch):
     assert np.abs(np.subtract(different, figures)).min() > 1e-4
 
 
-def test_the_scale_is_that_of_the_discounted_rewards_at_all_trained_steps():
-    """Those of the first alone are all 0 where only the end of an episode is rewarded."""
+def test_the_scale_is_that_of_the_discounted_rewards_up_to_the_end_of_each_return():
+    """Those of the first step alone, or up to each step, may lack a sparse reward."""
     sample = make_windows()
     window = sample.transition
     steps = WindowSteps(
         tf.nest.map_structure(tf.constant, sample), lambda _: None, lambda x, _: x, MEMORY, N_STEP
     )
     totals = [window.extras[RETURNS]]
-    for t in range(1, BURN_IN + STEPS):
+    for t in range(1, L):
         totals.append(window.reward[:, t] + window.discount[:, t - 1] * totals[-1])
-    trained = np.stack(totals[BURN_IN:], axis=1).ravel()
-    np.testing.assert_allclose(steps.extras, trained, rtol=1e-6)
-    known = trained[steps.valid.numpy() > 0]
-    assert len(known) < len(trained)
+    known = np.array([totals[end - 1][b] for b, *_, end in places(window)])
+    np.testing.assert_allclose(steps.extras[steps.valid > 0], known, rtol=1e-6)
+    assert len(known) < BATCH * STEPS
     scale = ReturnScale()(steps.extras, steps.valid)
     np.testing.assert_allclose(scale, max(known.std(), np.abs(known).max() / 5), rtol=1e-5)
     x = np.arange(BATCH * STEPS, dtype=np.float32)
