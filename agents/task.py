@@ -11,6 +11,7 @@ from acme import specs
 
 import environments
 from environments import catalogue
+from environments.flat import MaskedArray, mask_size
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import from_plain, stored_part
 
@@ -97,11 +98,11 @@ class Task:
             made: Any = environment
             own = (made if self.pixels is None else made.wrapped).own_action_spec
             limits = [np.broadcast_to(x, own.shape).ravel() for x in (own.minimum, own.maximum)]
+            observations = made.observation_spec()
             form = {
-                "observations": tree.map_structure(
-                    lambda each: list(each.shape), made.observation_spec()
-                ),
+                "observations": tree.map_structure(lambda each: list(each.shape), observations),
                 "action_limits": [limit.tolist() for limit in limits],
+                **({"mask": mask} if (mask := mask_size(observations)) else {}),
             }
             return specs.make_environment_spec(made), form
 
@@ -143,7 +144,10 @@ class _RecordedSpecs(dm_env.Environment):
         self._form = form
 
     def observation_spec(self) -> specs.Array:
-        return specs.Array(tuple(self._form["observations"]), np.float32, "observation")
+        (size,) = self._form["observations"]
+        if "mask" in self._form:
+            return MaskedArray(size, self._form["mask"])
+        return specs.Array((size,), np.float32, "observation")
 
     def action_spec(self) -> specs.BoundedArray:
         low, high = (np.array(limit) for limit in self._form["action_limits"])

@@ -177,8 +177,8 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     return EpisodeDataset(name, data, _actions_of(name, data.action_space, own))
 
 
-def recorded_form(name: str) -> dict[str, Any]:
-    """Returns the form of the steps in a dataset, as `Task.described` does for an environment.
+def recorded_task(name: str) -> Task:
+    """Returns the task whose steps a dataset holds, without its environment.
 
     Args:
       name: see `open_dataset`.
@@ -197,10 +197,19 @@ def recorded_form(name: str) -> dict[str, Any]:
             f"{space} and {data.action_space}"
         )
     limits = [np.broadcast_to(x, actions.shape).ravel() for x in (actions.minimum, actions.maximum)]
-    return {
+    identity = _identity(data)
+    known = identity.get("environment") or {}
+    form = {
         "observations": [int(np.prod(space.shape))],
         "action_limits": [limit.tolist() for limit in limits],
+        **({"mask": known["mask"]} if "mask" in known else {}),
     }
+    return Task("", repeats=identity.get("action_repeat"), recorded=form)
+
+
+def _identity(data: Any) -> Mapping[str, Any]:
+    """Returns the identity of the run that recorded a dataset; {} if none did."""
+    return data.storage.metadata.get(METADATA, {}).get("config", {}).get("identity", {})
 
 
 def _opened(name: str) -> Any:
@@ -219,7 +228,7 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
     """Raises UsageError if a dataset names another environment, or another form of it."""
     if task.recorded is not None:
         return
-    identity = data.storage.metadata.get(METADATA, {}).get("config", {}).get("identity", {})
+    identity = _identity(data)
     if identity:
         own = " in ".join([task.name, *task.wrap])
         recorded = " in ".join([identity["env"], *identity.get("wrap", ())])

@@ -194,13 +194,11 @@ class AgentOptions:
         """The environment to learn; without one, the form of the recorded steps."""
         from agents.task import Task
 
-        recorded = None
         if not self.env and self.offline is not None:
-            from agents.datasets.minari_files import recorded_form
+            from agents.datasets.minari_files import recorded_task
 
-            recorded = recorded_form(self.offline)
-        surroundings = None, self.wrap, self.time_limit, self.action_repeat
-        return Task(self._task_name, *surroundings, recorded)
+            return recorded_task(self.offline)
+        return Task(self._task_name, None, self.wrap, self.time_limit, self.action_repeat)
 
     @property
     def dataset(self) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
-from agents.datasets.minari_files import DISCOUNT, open_dataset
+from agents.datasets.minari_files import DISCOUNT, open_dataset, recorded_task
 from agents.task import Task
 from rl_replicator.errors import UsageError
 
@@ -124,6 +124,13 @@ def pendulum():
     arrays = {"observations": np.zeros((3, 3)), "actions": np.array([[[2.0]], [[-2.0]]])}
     sizes = {"low": np.full(1, -2.0), "high": np.full(1, 2.0), "observation": (3,)}
     make(arrays, **sizes, has_identity=False, spec=gymnasium.spec("Pendulum-v1"))
+
+
+@pytest.mark.parametrize(("has_identity", "expected"), [(True, 2), (False, 1)])
+def test_without_an_environment_actions_are_repeated_as_in_the_recording(has_identity, expected):
+    """By those who play the policy in an environment of theirs."""
+    make(None, repeats=2, has_identity=has_identity)
+    assert recorded_task("a-v0").action_repeat == expected
 
 
 def test_combined_datasets_keep_the_discounts_that_were_recorded():

@@ -106,6 +106,20 @@ def test_without_an_environment_the_policy_is_trained_and_exported(dataset, tmp_
     assert json.loads(progress.read_text())["learner_steps"] == 128
 
 
+def test_without_an_environment_actions_are_those_of_the_recorded_mask(dataset, tmp_path):
+    small = ["--agent.critic-layers", "8", "--agent.global-batch-size", "8", "--no-video"]
+    small += ["--agent.replay.min-size", "60", "--agent.replay.samples-per-insert", "8"]
+    small += ["--agent.steps-per-call", "1", "--run-dir"]
+    buttons = "tests.environments.discrete_fakes:make_buttons"
+    recorded, learned = str(tmp_path / "recorded"), str(tmp_path / "learned")
+    assert main(["train", "dqn", "--env", buttons, "--steps", "80", *small, recorded]) == 0
+    assert main(["record", recorded, "--episodes", "9", "--dataset", "b-v0"]) == 0
+    assert main(["train", "dqn", "--offline", "b-v0", "--steps", "8", *small, learned]) == 0
+    policy = load_policy(learned)
+    observations = [np.append(0.5, mask) for mask in np.eye(6)]
+    assert [policy.act(each) for each in observations] == [*range(6)]
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(dataset, tmp_path):
