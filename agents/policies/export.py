@@ -211,18 +211,18 @@ def _return(policy: Policy, run: RunDirectory) -> str:
 
 
 def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
+    repeats = policy.task.action_repeat
+    when = f", after every {repeats} environment steps, in which the action is repeated"
+    when = when if repeats > 1 else ""
     if policy.task.pixels is not None:
         observations = policy.agent.environment_spec.observations
         shape, names = frame_of(observations).shape, policy.task.pixels.state
         mask = [*fields][-1:] if mask_size(observations) else []
         kept = [*fields] if names == ("all",) else [*names, *mask]
-        return (
-            f"frame, uint8 {list(shape)}, after every "
-            f"{policy.task.action_repeat} environment steps, in which the action is repeated"
-            + (f"; state: {', '.join(kept)}" if kept else "")
-        )
+        beside = f"; state: {', '.join(kept)}" if kept else ""
+        return f"frame, uint8 {list(shape)}{when}{beside}"
     named = [f"{name} {where.start}:{where.stop}" for name, where in fields.items()]
-    return f"float32 vector: {', '.join(named)}"
+    return f"float32 vector: {', '.join(named)}{when}"
 
 
 def _action(spec: Any) -> str:

@@ -101,9 +101,10 @@ def _config(command, pixels, core):
     return kind(**small)
 
 
-def make_run(path, command, pixels, wrap=(), env=ENV, core="none", state=()):
+def make_run(path, command, pixels, wrap=(), env=ENV, core="none", state=(), repeats=None):
     """Writes the directory of a run as training does, with untrained weights."""
     common = {"env": env, "wrap": wrap, "agent": _config(command, pixels, core)}
+    common |= {"action_repeat": repeats}
     if pixels:
         frame = PixelConfig(height=24, width=24, state=state)
         options = PixelAgentOptions(frame=frame, **common)
@@ -397,7 +398,8 @@ def test_bad_input_writes_nothing(exported, tmp_path, monkeypatch, capsys, words
 def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     """A wrapper may change observations and actions, as this one does."""
     wrap = "tests.agents.policies.range_fake:Changed"
-    run_dir, out = make_run(tmp_path / "run", td3.command, None, (wrap,)), tmp_path / "out"
+    run_dir = make_run(tmp_path / "run", td3.command, None, (wrap,), repeats=2)
+    out = tmp_path / "out"
     assert main.main(["export", str(run_dir), "--format", "numpy", "--out", str(out)]) == 0
     policy, loaded = load_policy(run_dir), exported_policies.load(out)
     environment = policy.make_environment(seed=2)
@@ -410,6 +412,7 @@ def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     np.testing.assert_allclose(actor.select_action(observation), expected, atol=1e-6)
     card = (out / "README.md").read_text()
     assert f"| wrappers | {wrap} |" in card and "| action | float32 [2], within [-1, 1] |" in card
+    assert ", after every 2 environment steps, in which the action is repeated |" in card
     assert "the wrapped environment as the agent sees it: one vector" in card
 
 
