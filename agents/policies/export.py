@@ -151,11 +151,12 @@ def _card(
 ) -> Card:
     identity = run.config()["identity"]
     name, task, wrap = identity["trainable"], policy.task.name or "recorded steps", policy.task.wrap
+    taken = 0 if identity.get("offline") else policy.environment_steps  # Else the learner's.
     facts = {
         "agent": name,
         "task": task,
         **({WRAPPERS: ", ".join(wrap)} if wrap else {}),
-        "environment steps": f"{policy.environment_steps:,}",
+        "environment steps": f"{taken:,}",
         "learner steps": f"{policy.learner_steps:,}",
         "return": _return(policy, run),
         "observation": _observation(policy, environment.observation_fields),

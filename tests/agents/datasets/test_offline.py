@@ -97,6 +97,7 @@ def test_without_an_environment_the_policy_is_trained_and_exported(dataset, tmp_
     assert main(["export", str(run_dir), "--format", "numpy", "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "d4pg on recorded steps" in card and "not evaluated" in card
+    assert "| environment steps | 0 |" in card
     assert main(["eval", str(run_dir)]) == 2
     assert "got one of --offline without --env" in capsys.readouterr().err
     for policy in (run_dir, tmp_path / "out"):  # In an environment that has its specs.
