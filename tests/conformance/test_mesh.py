@@ -85,6 +85,7 @@ OPTIMIZERS = {
     "adam": rr.optimizers.Adam,
     "lars": lambda _: rr.optimizers.LARS(rate, decayed, 0.9, 0.1, trust=0.1),
     "keras adam": tf.keras.optimizers.Adam,
+    "keras adafactor": tf.keras.optimizers.Adafactor,  # It also has slots of other shapes.
 }
 
 
@@ -111,7 +112,7 @@ def test_every_optimizer_equals_one_device(name):
 
 def slots_of(optimizer, parameters):
     """Returns the slots of each parameter, by its index in the optimizer's lists."""
-    names = ("m", "v", "scaled_velocities", "_momentums", "_velocities")
+    names = ("m", "v", "scaled_velocities", "_momentums", "_velocities", "_v")
     lists = [getattr(optimizer, name, ()) for name in names]
     return [[slots[i] for slots in lists if slots] for i in range(len(parameters))]
 

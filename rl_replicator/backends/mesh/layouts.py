@@ -67,8 +67,11 @@ class Layouts:
         if layout is not None:
             return layout
         dims = tuple(shape.as_list())
+        replicated = dtensor.Layout.replicated(self._mesh, len(dims))
+        if slots.owner(None) is not None:  # A slot of another shape, such as Adafactor's.
+            return replicated
         self._names.add(name)
-        return self._by_rule(name, dims) or dtensor.Layout.replicated(self._mesh, len(dims))
+        return self._by_rule(name, dims) or replicated
 
     def _by_rule(self, name: str, dims: tuple[int, ...]) -> dtensor.Layout | None:
         for pattern, spec in self._rules:
