@@ -196,8 +196,12 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def _all_sum(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # A row of the input has no device yet. Its copy is placed on the replica's device.
-    ys = [tf.identity(x) for x in xs]
+    # A row of the input has no device yet. Its copy is placed on the replica's device. All sums
+    # wait for all values: otherwise a variable that is assigned one sum may be new when it is read
+    # for another. TensorFlow drops the order of that read and the assignment as implied by the
+    # `IdentityN` of a custom gradient, and then splits the `IdentityN`.
+    with tf.control_dependencies([tf.group(*xs)]):
+        ys = [tf.identity(x) for x in xs]
     strategy = tf.distribute.get_strategy()
     changing = [
         i for i, y in enumerate(ys) if strategy in _CHANGING and not y.shape.is_fully_defined()

@@ -335,6 +335,26 @@ def test_maps():
                 np.testing.assert_allclose(result["first"], expected, 1e-6)
 
 
+def test_a_variable_is_read_before_it_is_assigned_a_mean_of_the_same_call():
+    # TensorFlow's graph optimization must keep the order.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    with replicator(2).scope():
+        variable = tf.Variable(0.0)
+
+    def step_fn(replica):
+        late = tf.random.normal([400, 400])
+        for _ in range(6):
+            late = tf.matmul(late, late) / 100
+        with tf.control_dependencies([late]):
+            value = variable.read_value()
+        new, old = collectives.all_mean([ones(1)[0, 0], value])
+        variable.assign(new)
+        return new, old
+
+    new, old = on_replicas(2, step_fn)
+    assert (new.tolist(), old.tolist(), variable.numpy()) == ([1, 1], [0, 0], 1)
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(420)
 def test_two_processes():
