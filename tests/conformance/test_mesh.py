@@ -298,6 +298,13 @@ def gradient_of_gather_nd(x, indices):
     return tape.gradient(y, x)
 
 
+def gradient_of_gather(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(tf.gather(x, tf.zeros([BATCH], tf.int32), batch_dims=1))
+    return tape.gradient(y, x)
+
+
 def test_operations_that_a_mesh_cannot_run(replicator):
     refuses(replicator, "found RandomUniform .*stateless", lambda x: tf.nn.dropout(x, 0.5))
     refuses(
@@ -323,6 +330,7 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     ):
         refuses(replicator, "found ScatterNd .*use int32 indices in tf.scat", indices_are_used)
     refuses(replicator, "use tf.slice", lambda x: x[: tf.cast(tf.reduce_sum(x) * 0, tf.int32)])
+    refuses(replicator, "tf.gather_nd in place of a tf.gather with", gradient_of_gather)
     refuses(replicator, "found Where", lambda x: tf.boolean_mask(x, x > 0))
     refuses(replicator, "use tf.cast", lambda x: tf.reduce_mean(tf.cast(x, tf.int32)))
 
@@ -438,7 +446,9 @@ def test_sparse_gradients_have_to_be_made_dense(replicator):
 
     merged = "; clipping merges the rows .* make these dense with tf.convert_to_tensor"
     joined = "found TensorListConcatV2 .*, make them dense with tf.convert_to_tensor"
+    updated = "found ResourceScatterSub .*; make sparse gradients dense"
     for match, num_parts, make_sgd, options in (
+        (updated, 0, plain, {}),
         (merged, 0, plain, {"max_global_norm": 1.0}),
         (merged, 0, clipping, {}),
         (joined, 2, plain, {}),

@@ -28,7 +28,8 @@ class MeshReplicator(replicator.Replicator):
     variables as specified by `layouts`. DTensor distributes every operation and adds the
     communication.
 
-    A step on a mesh cannot use the following; it raises an error that names the operation.
+    A step on a mesh cannot use the following, among others; it raises an error that names the
+    operation.
 
     - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
       works, but draws different numbers than on one device. A `tf.random.Generator` created in
@@ -37,6 +38,7 @@ class MeshReplicator(replicator.Replicator):
       `rr.CrossReplicaBatchNorm` and `snt.LayerNorm` work.
     - Python callbacks, printing, sparse updates of variables, masks that change shapes, and sharded
       filters of convolutions.
+    - Recurrent layers and `tf.scan`, unless unrolled; most of `tf.linalg`; `tf.roll`, `tf.reverse`.
 
     Outside of steps, variables are read as plain tensors, so models can be called eagerly.
 

@@ -33,7 +33,10 @@ _REFUSED = {
         "return the tensor from step_fn, or compute it in the input",
     ),
     **dict.fromkeys(
-        ("ResourceScatterAdd", "ResourceScatterUpdate", "ResourceSparseApplyAdam"),
+        (
+            *("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"),
+            "ResourceSparseApplyAdam",
+        ),
         "make sparse gradients dense with tf.convert_to_tensor before optimizer.apply",
     ),
     "TensorListConcatV2": "for sparse gradients, make them dense with tf.convert_to_tensor in the "
@@ -313,7 +316,10 @@ def _check_slice(node: Any, by_name: Mapping[str, Any]) -> str | None:
     """Returns what to use instead of a slice that DTensor does not support; None for others."""
     bounds: list[Any] = [by_name.get(name.partition(":")[0]) for name in node.input[1:4]]
     if any(getattr(x, "op", None) != "Const" for x in bounds):
-        return "use tf.slice or tf.gather if the bounds of a slice are tensors"
+        return (
+            "use tf.slice or tf.gather if the bounds of a slice are tensors, and tf.gather_nd in "
+            "place of a tf.gather with batch_dims or axis, whose gradient has such a slice"
+        )
     begin, _, strides = (tf.make_ndarray(x.attr["value"].tensor) for x in bounds)
     if (strides < 0).any():
         return "use tf.gather instead of a slice with a negative step"
