@@ -25,6 +25,7 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "launchpad/README.md": "launchpad.md",
     "docs/results/ablations.md": "ablations.md",
+    "docs/results/agents.md": "results-agents.md",
     "docs/results/packages.md": "packages.md",
     "bench/results/README.md": "measurements.md",
 }
