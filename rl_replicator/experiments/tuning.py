@@ -79,18 +79,18 @@ def run(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     watch = _Watch(experiment, trials, note, look)
-    with signals.handled(watch.on_signal):
-        try:
-            connection = cluster.acquire(experiment.address)
-        except (ValueError, ConnectionError) as error:
-            raise UsageError(f"--address: {error}") from None
-        try:
+    try:
+        connection = cluster.acquire(experiment.address)
+    except (ValueError, ConnectionError) as error:
+        raise UsageError(f"--address: {error}") from None
+    try:
+        with signals.handled(watch.on_signal):  # After Ray's own handler, which aborts.
             _tune(watch)
-        except KeyboardInterrupt:  # A second signal: the processes end with their cluster.
-            pass
-        finally:
-            cluster.release(connection)
-            shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt:  # A second signal: the processes end with their cluster.
+        pass
+    finally:
+        cluster.release(connection)
+        shutil.rmtree(folder, ignore_errors=True)
     for one in trials:
         if one.state is TrialState.RUNNING:
             one.state = TrialState.WAITING

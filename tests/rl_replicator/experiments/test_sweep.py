@@ -1,12 +1,9 @@
 """`rl-replicator sweep`, with runs that take no time and with a network; trials and their table."""
 
 import csv
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -57,16 +54,6 @@ def results(path):
         return list(csv.DictReader(file))
 
 
-def when(condition, action):
-    """Calls a function in the background as soon as a condition holds."""
-
-    def wait():
-        wait_until(condition, 300)
-        action()
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def evaluated(run_dir):
     return len(read_metrics(run_dir, "evaluation").get("steps", ()))
 
@@ -95,27 +82,28 @@ def test_the_words_of_a_sweep_come_where_train_takes_them(tmp_path, monkeypatch,
 
 @pytest.mark.processes
 def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
-    """Optuna and ASHA; the first runs wait for Ctrl-C, and the next ones for a kill."""
+    """Optuna and ASHA; the first runs wait for SIGTERM, and the next ones for a kill."""
     hold = tmp_path / "hold"
     hold.touch()
     words = (*PLACE, "--trials", "6", "--parallel", "2", "--grace", "3", "--wait-at", "2")
     runs = [tmp_path / "s" / f"trial-{number:03}" / "seed-1" for number in range(6)]
-    when(
-        lambda: [evaluated(path) for path in runs[:2]] == [2, 2],
-        lambda: os.kill(os.getpid(), signal.SIGINT),
-    )
-    status, output, _ = run(*words)
-    assert status == 130
+
+    def start():
+        command = [sys.executable, "-m", "rl_replicator.cli.main", "sweep", *words]
+        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+    process = start()  # A process of its own, in which Ray's handler of SIGTERM would abort.
+    wait_until(lambda: [evaluated(path) for path in runs[:2]] == [2, 2], 300)
+    process.terminate()
+    output, _ = process.communicate()
+    assert process.returncode == 143
     assert output.splitlines()[-1] == "stopped; the same command continues the sweep"
     assert {row["state"] for row in results(tmp_path / "s")} == {"waiting"}
     assert not any(RunDirectory(path).is_live for path in runs)
 
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rl_replicator.cli.main", "sweep", *words], start_new_session=True
-    )
-    wait_until(lambda: [evaluated(path) for path in runs[2:4]] == [2, 2], 300)
-    process.kill()
-    process.wait()
+    with start() as process:
+        wait_until(lambda: [evaluated(path) for path in runs[2:4]] == [2, 2], 300)
+        process.kill()
     before = results(tmp_path / "s")  # The runs may still be ending: the trials wait for that.
 
     hold.unlink()
