@@ -235,11 +235,15 @@ class Agent(Protocol):
         """
         ...
 
+    def learner_steps(self, agent_steps: int) -> int:
+        """Returns the approximate number of learner steps of a run of so many actions."""
+        ...
+
     def make_learner(
         self,
         replicator: rr.Replicator,
         replay_addresses: Sequence[str],
-        total_agent_steps: int,
+        total_steps: int,
         online_fraction: float = 1.0,
     ) -> AgentLearner:
         """Makes the learner.
@@ -247,20 +251,20 @@ class Agent(Protocol):
         Args:
           replicator: runs its step.
           replay_addresses: "host:port" of each replay server.
-          total_agent_steps: actions of the whole run, for schedules.
+          total_steps: learner steps of the whole run, for schedules.
           online_fraction: see `make_tables`.
         """
         ...
 
     def make_local_learner(
-        self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
+        self, replicator: rr.Replicator, replay: LocalTable, total_steps: int
     ) -> AgentLearner:
         """Makes the learner of a deterministic run.
 
         Args:
           replicator: runs its step.
           replay: the replay in the same process; `make_adder` gets it in place of Reverb's client.
-          total_agent_steps: actions of the whole run, for schedules.
+          total_steps: learner steps of the whole run, for schedules.
 
         Raises:
           ConfigError: if the agent does not support deterministic runs.

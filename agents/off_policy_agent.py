@@ -563,24 +563,33 @@ class OffPolicyAgent(PolicyAgent):
             table=table,
         )
 
+    def learner_steps(self, agent_steps: int) -> int:
+        """See `agents.agent.Agent`."""
+        replay = self.config.replay
+        # The learner starts when the table has `min_size` rows, and takes no extra steps for these.
+        inserts = max(0, agent_steps - replay.min_size)
+        if self.sequences is not None:
+            inserts //= self.sequences.period
+        return int(inserts * replay.samples_per_insert / self.config.global_batch_size)
+
     def make_learner(
         self,
         replicator: rr.Replicator,
         replay_addresses: Sequence[str],
-        total_agent_steps: int,
+        total_steps: int,
         online_fraction: float = 1.0,
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
         return self._make_learner(
             replicator,
-            total_agent_steps,
+            total_steps,
             make_input_fn(replay_addresses, self.layout, demand, online_fraction),
             lambda: PriorityWriter(replay_addresses, online_fraction),
         )
 
     def make_local_learner(
-        self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
+        self, replicator: rr.Replicator, replay: LocalTable, total_steps: int
     ) -> ReplayLearner:
         """See `agents.agent.Agent`."""
         is_known = self.memory is not None or self.adder_type is ReturnAdder
@@ -591,22 +600,16 @@ class OffPolicyAgent(PolicyAgent):
             )
         demand = self._demand(replicator.num_replicas)
         input_fn = replay.make_input_fn(self.layout, demand)
-        return self._make_learner(replicator, total_agent_steps, input_fn, lambda: replay)
+        return self._make_learner(replicator, total_steps, input_fn, lambda: replay)
 
     def _make_learner(
         self,
         replicator: rr.Replicator,
-        total_agent_steps: int,
+        total_steps: int,
         input_fn: Callable[[Any], tf.data.Dataset],
         make_priorities: Callable[[], Priorities],
     ) -> ReplayLearner:
-        config, replay = self.config, self.config.replay
-        # The learner starts when the table has `min_size` rows, and takes no extra steps for these.
-        inserts = max(0, total_agent_steps - replay.min_size)
-        if self.sequences is not None:
-            inserts //= self.sequences.period
-        priorities = make_priorities() if replay.priority_exponent > 0 else None
-        total_steps = int(inserts * replay.samples_per_insert / config.global_batch_size)
+        priorities = make_priorities() if self.config.replay.priority_exponent > 0 else None
         return self._replicated(replicator, total_steps, input_fn, priorities)
 
     @functools.cached_property

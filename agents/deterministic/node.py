@@ -71,7 +71,7 @@ class TurnsNode(abc.ABC):
         self._replay = local.make(table.info, plan.seed)
         with random_ops.refused("a step", _STEP_REMEDY):
             self._learner = agent.make_local_learner(
-                replicator, self._replay, plan.task.agent_steps(plan.total_steps)
+                replicator, self._replay, plan.learner_steps(agent)
             )
         self._steps = counter.environment_steps()
         with contextlib.ExitStack() as opened:

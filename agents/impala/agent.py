@@ -126,25 +126,29 @@ class Impala(PolicyAgent):
         """Makes the adder, which writes unrolls."""
         return UnrollAdder(client, self.layout, self.discount, on_wait, table)
 
+    def learner_steps(self, agent_steps: int) -> int:
+        """See `agents.agent.Agent`."""
+        return agent_steps // (self.config.unroll_length * self.config.global_batch_size)
+
     def make_learner(
         self,
         replicator: rr.Replicator,
         replay_addresses: Sequence[str],
-        total_agent_steps: int,
+        total_steps: int,
         online_fraction: float = 1.0,
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
         input_fn = make_input_fn(replay_addresses, self.layout, demand)
-        return self._replicated(replicator, self._num_steps(total_agent_steps), input_fn, None)
+        return self._replicated(replicator, total_steps, input_fn, None)
 
     def make_local_learner(
-        self, replicator: rr.Replicator, replay: LocalTable, total_agent_steps: int
+        self, replicator: rr.Replicator, replay: LocalTable, total_steps: int
     ) -> ReplayLearner:
         """See `agents.agent.Agent`."""
         demand = self._demand(replicator.num_replicas)
         input_fn = replay.make_input_fn(self.layout, demand)
-        return self._replicated(replicator, self._num_steps(total_agent_steps), input_fn, None)
+        return self._replicated(replicator, total_steps, input_fn, None)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> ImpalaLearner:
         """See `PolicyAgent`."""
@@ -173,6 +177,3 @@ class Impala(PolicyAgent):
             self.make_policy(f"{prefix}policy"),
             HeadedNetwork(layers, 1, self.make_torso, f"{prefix}critic"),
         )
-
-    def _num_steps(self, total_agent_steps: int) -> int:
-        return total_agent_steps // (self.config.unroll_length * self.config.global_batch_size)

@@ -93,7 +93,7 @@ class LearnerNode:
         self._learner: AgentLearner = agent.make_learner(
             replicator,
             [replay.server_address for replay in replays],
-            plan.task.agent_steps(plan.total_steps),
+            plan.learner_steps(agent),
             plan.online_fraction,
         )
         self._profiler = StepProfiler(plan.profile_steps if self._is_chief else None, run.path)

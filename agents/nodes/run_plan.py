@@ -2,12 +2,16 @@
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import rl_replicator as rr
 from agents.task import Task
 from rl_replicator.errors import ConfigError, check_option
+
+if TYPE_CHECKING:
+    from agents.agent import Agent
 
 _GROUP = "multi_worker"
 
@@ -179,6 +183,12 @@ class RunPlan:
     keep_checkpoints: int
     profile_steps: str | None
     run_dir: Path
+
+    def learner_steps(self, agent: "Agent") -> int:
+        """Returns the approximate number of learner steps of the whole run."""
+        if not self.num_actors:
+            return self.total_steps
+        return agent.learner_steps(self.task.agent_steps(self.total_steps))
 
     @property
     def is_evaluated(self) -> bool:

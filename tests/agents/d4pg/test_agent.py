@@ -121,8 +121,9 @@ def test_the_importance_exponent_ends_its_growth_with_the_run(environment):
             return super().make_module(*args, **kwargs)
 
     agent = Recorded(CONFIG, specs.make_environment_spec(environment))
-    learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], total_agent_steps=600)
-    assert seen == [(600 - 8) * 10 / 4]
+    total_steps = agent.learner_steps(600)
+    learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], total_steps)
+    assert seen == [total_steps] == [(600 - 8) * 10 / 4]
     learner.close()
 
 

@@ -121,22 +121,24 @@ def learning(stop):
 
 
 class Asked(Exception):
-    """How many actions the learner's schedules are for."""
+    """The learner steps that schedules are for."""
 
 
-def test_schedules_count_actions(run_dir, tmp_path):
-    """Not the steps of the simulator, of which each action takes two here."""
+@pytest.mark.parametrize(("actors", "expected"), [(1, AGENT.learner_steps(50)), (0, 99)])
+def test_schedules_count_actions(run_dir, tmp_path, actors, expected):
+    """Of two steps of the simulator here; without actors, all steps are the learner's."""
 
-    def ask(self, replicator, replays, total_agent_steps, online_fraction=1.0):
-        raise Asked(total_agent_steps)
+    def ask(self, replicator, replays, total_steps, online_fraction=1.0):
+        raise Asked(total_steps)
 
     class Schedules(D4PG):
         make_learner = ask
 
     agent = Schedules(CONFIG, TARGET.spec())
-    plan = make_plan(run_dir, 99, task=dataclasses.replace(TARGET, repeats=2))
+    task = dataclasses.replace(TARGET, repeats=2)
+    plan = make_plan(run_dir, 99, task=task, num_actors=actors)
     counter = Counter(tmp_path, 99, restored=None)
-    with pytest.raises(Asked, match="^50$"):
+    with pytest.raises(Asked, match=f"^{expected}$"):
         LearnerNode(agent, rr.SingleDeviceReplicator, plan, [], counter)
 
 
