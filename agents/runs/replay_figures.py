@@ -24,11 +24,6 @@ class _StoredReplay:
         raise NotImplementedError
 
     def restore(self, folder: Path) -> None:
-        if (folder / "rows.npy").exists():
-            raise UsageError(
-                "expected the replay of a run without --deterministic, got one that Reverb did not "
-                "write; start a run without it"
-            )
         # With `--online-fraction`, there is another one, of the recorded transitions.
         (self.table,) = (t for t in stored_tables.read(folder) if t.table_name == TABLE)
         items = [item for item in stored_tables.read_items(folder) if item.table == TABLE]
@@ -53,6 +48,11 @@ def read(run_dir: Path) -> dict[str, Any]:
     """
     run = RunDirectory(run_dir)
     identity = run.config()["identity"]
+    if identity.get("deterministic"):
+        raise UsageError(
+            "expected the replay of a run without --deterministic, got one that Reverb did not "
+            "write; start a run without it"
+        )
     policy = load_policy(run_dir)
     if not hasattr(policy.agent, "layout"):
         raise UsageError(

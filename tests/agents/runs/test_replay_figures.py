@@ -136,14 +136,8 @@ def test_overlapping_windows_count_the_steps_from_one_to_the_next(tmp_path):
 def test_bad_input(run_dir, tmp_path):
     with pytest.raises(UsageError, match="expected the directory of a run"):
         reports.replay([str(tmp_path)])
-    (newest,) = (run_dir / "checkpoints").glob("*_401")
-    folder = tmp_path / "deterministic"
-    folder.mkdir()
-    (folder / "rows.npy").touch()
-    Checkpointer(run_dir / "checkpoints").save(
-        402,
-        {name: Files(newest / name) for name in ("weights", "progress")}
-        | {"replay": Files(folder)},
-    )
+    config = json.loads((run_dir / "config.json").read_text())
+    config["identity"]["deterministic"] = True
+    (run_dir / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="expected the replay of a run without --deterministic"):
         reports.replay([str(run_dir)])
