@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import logging
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ logger = logging.getLogger("launchpad")
 
 REVERB_PORT_NAME = "reverb"
 _BIND_ATTEMPTS = 5
-# How long an open writer may take to send its last items, in milliseconds.
-_FLUSH_MS = 1000
+# How long open writers may take to send their last items, all of them together.
+_FLUSH_SECS = 1.0
 
 
 # Writers of this process, by the address of their server.
@@ -61,17 +61,24 @@ def _close_writers(address: str) -> None:
     """Closes the writers of this process that their nodes have left open.
 
     Otherwise, the interpreter's last garbage collection would destroy them, and then they try to
-    reach their server, for ever. Writers that only garbage refers to are destroyed first, because
-    their owners may want to flush them.
+    reach their server, for ever. Their owners may flush and close them when they are destroyed,
+    too; that does nothing any more, in place of waiting for a table that takes no rows.
     """
-    gc.collect()
+    end = time.monotonic() + _FLUSH_SECS
     for writer in list(_writers.pop(address, ())):
-        with contextlib.suppress(Exception):  # It was closed before, or has rows that do not fit.
-            if hasattr(writer, "close"):
+        # It was closed before, has rows that do not fit, or is a Writer, which `close` flushes.
+        with contextlib.suppress(Exception):
+            writer.flush(timeout_ms=max(1, round(1000 * (end - time.monotonic()))))
+        if hasattr(writer, "close"):
+            with contextlib.suppress(Exception):
                 writer.close()
-            else:  # A StructuredWriter can't be closed, so it must never be destroyed.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
-                writer.flush(timeout_ms=_FLUSH_MS)
+            writer.flush = writer.close = _do_nothing
+        else:  # A StructuredWriter can't be closed, so it must never be destroyed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Takes the place of methods of a closed writer."""
 
 
 class ReverbHandle(base.Handle["reverb.Client"]):

@@ -84,10 +84,12 @@ def test_a_machine_without_loopback_is_told_at_once():
 
 
 _OPEN_WRITERS = """
+import gc
 import numpy as np
 import reverb
 import launchpad as lp
 
+gc.disable()  # What the nodes leave is destroyed at the end.
 kept = []
 
 class Actor:
@@ -109,10 +111,22 @@ class Keeping(Actor):
         super().__init__(client)
         kept.append(self)
 
+class Flushing(Actor):
+    # As adders of Acme do.
+    def run(self):
+        writer = self.writers[1]
+        for row in range(2):
+            writer.append([np.float32(row)])
+            writer.create_item("full", 1.0, [writer.history[0][-1:]])
+
+    def __del__(self):
+        self.writers[1].flush(0, timeout_ms=100)
+        self.writers[1].close()
+
 program = lp.Program("writers")
-tables = lambda: [reverb.Table.queue("queue", 1000)]
+tables = lambda: [reverb.Table.queue("queue", 1000), reverb.Table.queue("full", 1)]
 replay = program.add_node(lp.ReverbNode(tables), label="replay")
-for kind in (Actor, Keeping):
+for kind in (Actor, Keeping, Flushing):
     program.add_node(lp.PyClassNode(kind, replay), label="actor")
 lp.launch(program, "local_mt").wait()
 print("ended", flush=True)
