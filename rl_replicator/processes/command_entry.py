@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
     # foreground. Ctrl-C does not reach this session: here, SIGINT comes only from the parent, which
     # asks the command to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Ray blocks SIGINT in its processes, and a process inherits that.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    # Ray's processes block signals, and a process inherits that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Python ignores these two, but other programs rely on their default actions.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

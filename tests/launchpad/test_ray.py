@@ -353,7 +353,9 @@ def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
         ) as watcher,
     ):
         writer.stdout.readline()
-        time.sleep(0.2)
+        state = pathlib.Path(f"/proc/{watcher.pid}/status")
+        wait_until(lambda: "SigBlk:\t0000000000004001" in state.read_text())
+        watcher.terminate()  # As a service manager does, which signals all processes of a job.
         assert writer.poll() is None
         watcher.communicate(b"" if is_dead else guard.DONE, timeout=60)
         assert watcher.returncode == 0

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -296,6 +297,8 @@ class _Session:
     def _run(self) -> None:
         import ray
 
+        # A signal to the whole job is for the launcher. The daemons inherit this from the thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
         try:
             _init(**self._options)
         except BaseException as error:  # Raised again by the constructor.

@@ -111,6 +111,7 @@ class NodeActor:
           ConnectionError: the launcher can't be reached.
         """
         atexit._clear()  # Ray's handlers would close the connection on which this call returns.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # Ray's daemons block it.
         spec.enter()
         import ray
 

@@ -52,6 +52,8 @@ def _kill_writers(directory: str, launcher: int) -> None:
 
 def main(directory: str, launcher: int) -> None:
     """Waits for the launcher's end, and cleans up after it."""
+    # A signal to the whole job is for the launcher.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
     if sys.stdin.buffer.read() != DONE:
         _kill_writers(directory, launcher)
     shutil.rmtree(directory, ignore_errors=True)

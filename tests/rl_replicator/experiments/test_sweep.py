@@ -1,7 +1,9 @@
 """`rl-replicator sweep`, with runs that take no time and with a network; trials and their table."""
 
 import csv
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +96,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path, run):
 
     process = start()  # A process of its own, in which Ray's handler of SIGTERM would abort.
     wait_until(lambda: [evaluated(path) for path in runs[:2]] == [2, 2], 300)
-    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)  # To Ray's daemons, too.
     output, _ = process.communicate()
     assert process.returncode == 143
     assert output.splitlines()[-1] == "stopped; the same command continues the sweep"
