@@ -16,9 +16,9 @@ from rl_replicator.errors import is_disk_full
 # Errors of a write that nobody can read: to a pipe, to a socket, and to a closed terminal.
 _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
 # Notes that Reverb and TensorFlow's estimates of costs print, and have no switch for. Those of a
-# process begin with the node's name.
+# process begin with the node's name, which Ray colors on a terminal.
 _NOTE = (
-    r"^(\[[a-z_]+/[0-9]+\] )?"
+    r"^(\[[a-z_]+/[0-9]+\] |.{0,9}\([a-z_]+/[0-9]+ pid=[^)]*\).{0,9} )?"
     r"(\[reverb/cc/[a-z_/]+\.cc:[0-9]+\] +"
     r"(Initializing|Loading|Metadata for|Still reading|Completed reading|Successfully|"
     r"Table [a-z_]+ and [0-9]+ items|Started|Shutting|Stored|Sampler and server)"
@@ -114,13 +114,17 @@ class LastingStream:
         """
         self._stream = stream
         self._drops = re.compile(drops) if drops else None
+        self._is_dropping = False
         self.full_disk: OSError | None = None
         with contextlib.suppress(AttributeError):  # A test's stream, which encodes nothing.
             stream.reconfigure(errors="replace")  # type: ignore[attr-defined]
 
     def write(self, text: str) -> int:
         """Writes the text if there is a reader; returns its length."""
-        if self._drops and self._drops.match(text):
+        is_end = self._is_dropping and text == "\n"  # `print` writes it by itself.
+        is_note = bool(self._drops and self._drops.match(text))
+        self._is_dropping = is_note and not text.endswith("\n")
+        if is_end or is_note:
             return len(text)
         try:
             return self._stream.write(text)

@@ -120,6 +120,8 @@ def test_the_notes_of_libraries_are_not_shown():
         "    assert server.localhost_client().server_info()['queue'].current_size == 1\n"
         "    server.stop()\n"
         "    sys.stderr.write('[replay/0] [reverb/cc/a.cc:1] Stored checkpoint to /x\\n')\n"
+        "    print('(replay/0 pid=17, ip=10.0.0.2) [reverb/cc/a.cc:1] Loading', file=sys.stderr)\n"
+        "    print('\\x1b[2m(replay/0 pid=1)\\x1b[0m [reverb/cc/a.cc:1] Stored', file=sys.stderr)\n"
         "    cost = b'W0000 00:00:17.5 42 op_level_cost_estimator.cc:699] Error in PredictCost()'\n"
         "    first = b'WARNING: All log messages before absl::InitializeLog() is called are '\n"
         "    os.write(2, first + b'\\n' + cost + b'\\n[learner/0] ' + first + b'\\n')\n"
