@@ -167,7 +167,7 @@ def share_processors() -> None:
     Networks for control are small: splitting an operation over all processors costs more than it
     gains, and the actors need some of them too.
     """
-    os.environ.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
+    os.environ.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // 2)))
 
 
 def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> lp.ProgramManager:

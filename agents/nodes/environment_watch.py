@@ -135,7 +135,7 @@ class EnvironmentWatch:
             from environments.engines import EnvPoolEnvironments
 
             name = self._plan.task.name
-            threads = max(1, (os.cpu_count() or 1) // self._plan.num_actors)
+            threads = max(1, len(os.sched_getaffinity(0)) // self._plan.num_actors)
             pool: Any = self._watched(lambda: EnvPoolEnvironments(name, seeds, threads))
             return pool, [pool]
         made: list[Any] = []

@@ -1,8 +1,11 @@
-"""`--replicas`: what it means, and what is refused."""
+"""`--replicas`: what it means, and what is refused; the processors of a program."""
+
+import os
 
 import pytest
 
 from agents.nodes.run_plan import Replicas
+from agents.program import share_processors
 from rl_replicator.errors import ConfigError
 
 
@@ -36,3 +39,11 @@ def test_threads_cannot_be_workers():
     ) as error:
         Replicas.parse("multi_worker:2", "threads", gpus=0)
     assert "\n" not in str(error.value)
+
+
+def test_an_operation_gets_half_of_the_processors_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12))
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
+    share_processors()
+    assert os.environ["TF_NUM_INTRAOP_THREADS"] == "6"
