@@ -79,18 +79,20 @@ def run(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     watch = _Watch(experiment, trials, note, look)
-    try:
-        connection = cluster.acquire(experiment.address)
-    except (ValueError, ConnectionError) as error:
-        raise UsageError(f"--address: {error}") from None
-    try:
-        with signals.handled(watch.on_signal):  # After Ray's own handler, which aborts.
-            _tune(watch)
-    except KeyboardInterrupt:  # A second signal: the processes end with their cluster.
-        pass
-    finally:
-        cluster.release(connection)
-        shutil.rmtree(folder, ignore_errors=True)
+    with signals.handled(watch.on_signal):
+        try:
+            connection = cluster.acquire(experiment.address)
+        except (ValueError, ConnectionError) as error:
+            raise UsageError(f"--address: {error}") from None
+        try:
+            # Another function, so that it replaces Ray's own handler of SIGTERM, which aborts.
+            with signals.handled(lambda *received: watch.on_signal(*received)):
+                _tune(watch)
+        except KeyboardInterrupt:  # A second signal: the processes end with their cluster.
+            pass
+        finally:
+            cluster.release(connection)
+            shutil.rmtree(folder, ignore_errors=True)
     for one in trials:
         if one.state is TrialState.RUNNING:
             one.state = TrialState.WAITING
