@@ -69,6 +69,7 @@ class Restarts:
 
     def __init__(self, policy: base.RestartPolicy):
         self.count = 0
+        self._doublings = 0  # Of the pause.
         self._policy = policy
 
     def next_pause(self, lived_secs: float) -> float | None:
@@ -84,9 +85,11 @@ class Restarts:
             self.count = 0
         if self.count >= self._policy.max_restarts:
             return None
+        is_quick = self.count > 0 and lived_secs <= self._policy.max_backoff_secs
+        self._doublings = self._doublings + 1 if is_quick else 0
         self.count += 1
         # The exponent is limited, because a larger one would overflow.
-        pause = self._policy.initial_backoff_secs * 2.0 ** min(self.count - 1, 30)
+        pause = self._policy.initial_backoff_secs * 2.0 ** min(self._doublings, 30)
         return min(self._policy.max_backoff_secs, pause)
 
 

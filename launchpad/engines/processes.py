@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from collections.abc import Mapping
 
 from launchpad import errors
@@ -223,6 +224,13 @@ class CommandWorker(LocalWorker):
         self._node = member.node
         self._environment = {**environment, **member.node.environment}
         self._must_end = False
+
+    @property
+    def silent_secs(self) -> float:
+        """Seconds since a signal has stopped the command, which sends no signs of life."""
+        if not self.is_stopped:
+            self._heard_at = time.monotonic()
+        return super().silent_secs
 
     def notify_stop(self) -> None:
         """Asks the command to end, unless it serves others until the end."""

@@ -34,8 +34,9 @@ class Handle(dereference.Dereferenceable[ClientType], Generic[ClientType]):
 class RestartPolicy:
     """When and how often a failed node is restarted.
 
-    The n-th restart in a row comes after `initial_backoff_secs * 2**(n-1)` seconds, at most
-    `max_backoff_secs`. The node is constructed again, and restores its state from its checkpoint.
+    A restart comes after `initial_backoff_secs`. This pause doubles, up to `max_backoff_secs`, with
+    each further one of a node that has run for less than `max_backoff_secs`. The node is
+    constructed again, and restores its state from its checkpoint.
 
     Attributes:
       max_restarts: Restarts in a row; the failure after that ends the program.

@@ -27,7 +27,7 @@ _FINAL = (2, errors.DISK_STATUS)
 # Restarts of the whole job, or of a worker beside parameter servers. A process that has run for
 # longer than the last number of seconds has recovered; that is well above the time that it takes to
 # notice a failure, such as the `call_timeout` of a `MultiWorkerReplicator`.
-_FIRST_PAUSE, _LONGEST_PAUSE, _RECOVERED = 1.0, 30.0, 900.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _RECOVERED = 1.0, 10.0, 900.0
 _LOG = logging.getLogger("launchpad")
 
 

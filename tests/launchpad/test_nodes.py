@@ -195,10 +195,11 @@ def test_a_node_with_a_policy_comes_back_as_often_as_it_says(engine, way, caplog
 
 def test_a_policy_limits_restarts():
     policy = lp.RestartPolicy(
-        max_restarts=4, initial_backoff_secs=0.5, max_backoff_secs=3, reset_after_secs=60
+        max_restarts=6, initial_backoff_secs=0.5, max_backoff_secs=3, reset_after_secs=60
     )
     restarts = member.Restarts(policy)
-    assert [restarts.next_pause(60) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, None]
+    assert [restarts.next_pause(3) for _ in range(4)] == [0.5, 1.0, 2.0, 3.0]
+    assert [restarts.next_pause(lived) for lived in (60, 3, 3)] == [0.5, 1.0, None]
     assert restarts.next_pause(61) == 0.5
     many = member.Restarts(dataclasses.replace(policy, max_restarts=3000))
     assert [many.next_pause(0) for _ in range(3000)][-1] == 3  # It does not overflow.
