@@ -26,7 +26,7 @@ _LIGHT = (
     "--checkpoint-seconds 5 --agent.policy-layers 32 32 --agent.critic-layers 32 32 "
     "--agent.global-batch-size 32 --agent.replay.samples-per-insert 32 --agent.replay.min-size 200"
 )
-_IMAGES, _BATCH = 640, 64
+_IMAGES, _BATCH = 640, 16
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,9 +107,9 @@ def kill_again(run: Run, draw: random.Random) -> str:
     name, pid = draw.choice(sorted(run.roles().items()))
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while run.roles().get(name, pid) == pid and time.monotonic() < deadline:
+    while (successor := run.roles().get(name, pid)) == pid and time.monotonic() < deadline:
         time.sleep(_POLL / 10)
-    os.kill(run.roles()[name], signal.SIGKILL)
+    os.kill(successor, signal.SIGKILL)
     return f"SIGKILL twice to {name}"
 
 
