@@ -185,10 +185,9 @@ class TurnsNode(abc.ABC):
 
     def _restore(self, checkpoint: CheckpointInfo) -> None:
         progress: dict[str, Any] = {}
-        with self._replay.muted():
-            self._checkpointer.restore(
-                {**self._parts(), "progress": JsonPart(dict, progress.update)}, checkpoint
-            )
+        self._checkpointer.restore(
+            {**self._parts(), "progress": JsonPart(dict, progress.update)}, checkpoint
+        )
         self._restored_metrics = progress.get("learner_metrics", {})
         self._learner.refresh()
         self._saved_at_step = self._steps
@@ -196,8 +195,8 @@ class TurnsNode(abc.ABC):
     def _parts(self) -> dict[str, Any]:
         return {
             "learner": TrackablePart(**self._learner.trackables()),
-            "replay": self._replay,
             **self._own_parts(),
+            "replay": self._replay,  # Replaces what a repeated episode has inserted.
         }
 
 

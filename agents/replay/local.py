@@ -5,10 +5,9 @@ two runs draw the same rows.
 """
 
 import abc
-import contextlib
 import json
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,6 @@ class LocalTable(abc.ABC):
 
     def __init__(self) -> None:
         """Makes a table for a learner that is made later."""
-        self._is_muted = False
         self._demand = LearnerDemand(1, 1, 1)
         self._pipelines: list[queue.SimpleQueue] = []
         self.num_dropped_batches = 0
@@ -109,16 +107,7 @@ class LocalTable(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, item: Any, priority: float) -> None:
-        """Inserts an item, unless the table is muted."""
-
-    @contextlib.contextmanager
-    def muted(self) -> Iterator[None]:
-        """Ignores inserts inside the context: those of steps that are repeated after a restore."""
-        self._is_muted = True
-        try:
-            yield
-        finally:
-            self._is_muted = False
+        """Inserts an item."""
 
     # For the learner.
 
@@ -225,8 +214,6 @@ class LocalReplay(LocalTable):
 
     def insert(self, item: Any, priority: float) -> None:
         """Inserts a row [width] float32, or a window of rows [L, width], in place of the oldest."""
-        if self._is_muted:
-            return
         row = np.asarray(item)
         if not self._num_inserted:
             self._rows = np.empty((self._max_size, *row.shape), np.float32)
@@ -327,8 +314,7 @@ class LocalQueue(LocalTable):
     def insert(self, item: Any, priority: float) -> None:
         """See `LocalTable`."""
         del priority
-        if not self._is_muted:
-            self._items.append(item)
+        self._items.append(item)
 
     def make_input_fn(self, layout: Any, demand: LearnerDemand) -> Callable[[Any], Any]:
         """See `LocalTable`."""
