@@ -21,7 +21,7 @@ from agents.learning.replay_learner import ReplayLearner
 from agents.networks.actor_critic import ActorCritic, HeadedNetwork
 from agents.off_policy_agent import PolicyAgent
 from agents.replay.local import LocalTable
-from agents.replay.queue import make_input_fn, make_queue
+from agents.replay.table import make_queue, make_queue_input_fn
 from agents.replay.transitions import TABLE
 from agents.replay.unrolls import UnrollAdder, UnrollLayout
 from rl_replicator.errors import check_option
@@ -139,7 +139,7 @@ class Impala(PolicyAgent):
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
-        input_fn = make_input_fn(replay_addresses, self.layout, demand)
+        input_fn = make_queue_input_fn(replay_addresses, self.layout, demand)
         return self._replicated(replicator, total_steps, input_fn, None)
 
     def make_local_learner(

@@ -16,8 +16,7 @@ import tensorflow as tf
 import tree
 
 from agents.replay.priorities import for_table
-from agents.replay.queue import unpacked
-from agents.replay.table import LearnerDemand
+from agents.replay.table import LearnerDemand, unpacked
 from agents.replay.transitions import Layout, Sample
 from rl_replicator.checkpoints.parts import JsonPart, JsonValue
 

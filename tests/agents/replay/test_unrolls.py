@@ -10,8 +10,7 @@ from acme import specs
 
 import rl_replicator as rr
 from agents.replay.local import LocalQueue
-from agents.replay.queue import make_input_fn, make_queue
-from agents.replay.table import LearnerDemand
+from agents.replay.table import LearnerDemand, make_queue, make_queue_input_fn
 from agents.replay.transitions import TABLE
 from agents.replay.unrolls import Unroll, UnrollAdder, UnrollLayout
 from environments.flat import frame_of
@@ -108,7 +107,7 @@ def test_unrolls_are_consecutive_rows_that_overlap_by_one(kind):
     assert adder.finish(60.0)
     count = (len(rows) - 1) // LENGTH
     assert reverb.Client(address).server_info()[TABLE].current_size == count
-    batches = iter(make_input_fn([address], layout, demand)(None))
+    batches = iter(make_queue_input_fn([address], layout, demand)(None))
     for number in range(count):
         sample = next(batches)
         assert sample.keys == ()
@@ -180,7 +179,9 @@ def test_replicas_and_servers_share_each_batch():
         rows = play(adder, *KINDS["numbers"])
         assert adder.finish(60.0)
     replicator = rr.make("multi_device:2")
-    inputs = replicator.make_inputs(make_input_fn(addresses, layout, demand), per_replica=True)
+    inputs = replicator.make_inputs(
+        make_queue_input_fn(addresses, layout, demand), per_replica=True
+    )
     step = replicator.replicate(lambda sample: sample.transition.reward, inputs)
     rewards = np.stack(replicator.local_results(step()))
     assert rewards.shape == (2, 4, LENGTH + 1)
