@@ -5,25 +5,31 @@ servers of the run start until there is a checkpoint. So they are filled before 
 including servers that are restarted.
 """
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import reverb
+import tensorflow as tf
+from reverb.platform.checkpointers_lib import DefaultCheckpointer
 
 from agents.agent import Agent
 from agents.datasets.minari_files import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
-from agents.replay import local, stored_tables
-from agents.replay.checkpoint import prefilled
+from agents.replay import local
+from agents.replay.checkpoint import TABLES_FILE, prefilled, read_tables
 from agents.replay.transitions import TABLE, transitions_per_item
 from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.processes import ports
 from rl_replicator.runs import atomic_file
 
 _SECONDS_TO_CONFIRM = 300.0
 _SCRATCH = ".prefill-"
+# Beyond any difference between samples and inserts.
+_NO_LIMIT = 1e300
 
 
 # Changes a table in files, given the limiter that it was made with.
@@ -86,21 +92,76 @@ def _fill_server(
 ) -> int:
     tables = make_tables()
     name = tables[-1].info.name
-    with stored_tables.served(tables, scratch / f"{folder.name}-empty") as client:
+    with _served(tables, scratch / f"{folder.name}-empty") as client:
         empty = Path(client.checkpoint())
-    limits = {table.table_name: table.rate_limiter for table in stored_tables.read(empty)}
+    limits = {table.table_name: table.rate_limiter for table in read_tables(empty)}
     # Nothing is sampled yet, so the limiter would soon hold back the inserts.
-    stored_tables.change(empty, stored_tables.lift_limit)
-    with stored_tables.served(make_tables(), scratch / f"{folder.name}-filled", empty) as client:
+    change(empty, lift_limit)
+    with _served(make_tables(), scratch / f"{folder.name}-filled", empty) as client:
         inserted = _insert(agent, client, episodes, name)
         table = client.server_info()[name]
         # The last item may repeat some.
         held = min(inserted, transitions_per_item(table.signature) * table.current_size)
         filled = Path(client.checkpoint())
-    stored_tables.change(filled, lambda table: limit(table, limits[table.table_name]))
+    change(filled, lambda table: limit(table, limits[table.table_name]))
     folder.parent.mkdir(exist_ok=True)
     filled.rename(folder)
     return held
+
+
+@contextlib.contextmanager
+def _served(
+    tables: Sequence[reverb.Table], scratch: Path, stored: Path | None = None
+) -> Iterator[reverb.Client]:
+    """Serves tables in this process.
+
+    Args:
+      tables: the tables of the server.
+      scratch: folder to make, for what the client has the server write.
+      stored: files to restore the tables from.
+
+    Yields:
+      A client.
+    """
+    scratch.mkdir(parents=True)
+    server = reverb.Server(
+        tables,
+        checkpointer=DefaultCheckpointer(
+            str(scratch), fallback_checkpoint_path=None if stored is None else str(stored)
+        ),
+    )
+    try:
+        ports.bypass_proxy(["localhost"])
+        yield reverb.Client(f"localhost:{server.port}")
+    finally:
+        server.stop()
+
+
+def change(folder: Path, change_table: Callable[[Any], None]) -> None:
+    """Changes the settings of the tables in files.
+
+    Reverb restores everything about a table from them, whatever table the new server was made with.
+
+    Args:
+      folder: a folder that a server has written.
+      change_table: is called with each `PriorityTableCheckpoint`, and changes it in place.
+    """
+    path = folder / TABLES_FILE
+    tables = read_tables(folder)
+    with tf.io.TFRecordWriter(str(path), "ZLIB") as writer:
+        for table in tables:
+            change_table(table)
+            writer.write(table.SerializeToString())
+
+
+def lift_limit(table: Any) -> None:
+    """Lets a table be filled and sampled without a rate limit.
+
+    Args:
+      table: the `PriorityTableCheckpoint`.
+    """
+    table.rate_limiter.min_size_to_sample = 1
+    table.rate_limiter.min_diff, table.rate_limiter.max_diff = -_NO_LIMIT, _NO_LIMIT
 
 
 def fill_local(agent: Agent, dataset: EpisodeDataset, seed: int, run_dir: Path) -> int:
@@ -156,7 +217,7 @@ def _insert(agent: Agent, client: Any, episodes: Iterable[RecordedEpisode], tabl
 def unlimited(table: Any, limiter: Any) -> None:
     """Lets a learner sample a table as often as it can."""
     del limiter
-    stored_tables.lift_limit(table)
+    lift_limit(table)
 
 
 def as_if_sampled(table: Any, limiter: Any) -> None:

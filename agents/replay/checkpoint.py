@@ -2,10 +2,15 @@
 
 import errno
 import shutil
-from collections.abc import Callable
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import reverb
+from reverb.cc import schema_pb2
+from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
 
 from rl_replicator.checkpoints import Checkpointer
@@ -13,6 +18,9 @@ from rl_replicator.checkpoints.manifest import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FULL_DISK_BYTES = 1 << 20
+TABLES_FILE, _ITEMS_FILE = "tables.tfrecord", "items.tfrecord"
+# Bytes of a TFRecord before its data (length with checksum) and after it (checksum).
+_HEADER, _FOOTER = 12, 4
 
 
 class ReplayError(Exception):
@@ -130,3 +138,25 @@ def replay_scratch(run_dir: Path) -> Path:
 def prefilled(run_dir: Path) -> Path:
     """Returns the folder of the tables with which a run starts, a folder for each replay server."""
     return run_dir / "prefill"
+
+
+def read_tables(folder: Path) -> list[Any]:
+    """Returns the settings of the tables in files, a `PriorityTableCheckpoint` each."""
+    parse = checkpoint_pb2.PriorityTableCheckpoint.FromString
+    return [parse(record) for record in _records(folder / TABLES_FILE)]
+
+
+def read_items(folder: Path) -> list[Any]:
+    """Returns what files hold of each item, a `PrioritizedItem`, the oldest first."""
+    parse = schema_pb2.PrioritizedItem.FromString
+    return [parse(record) for record in _records(folder / _ITEMS_FILE)]
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    # Without tf.data, which would initialise the devices of a process in which a learner may run
+    # later.
+    data, start = zlib.decompress(path.read_bytes()), 0
+    while start < len(data):
+        (size,) = struct.unpack_from("<Q", data, start)
+        yield data[start + _HEADER : start + _HEADER + size]
+        start += _HEADER + size + _FOOTER

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from agents.policies.policy import load_policy
-from agents.replay import stored_tables
-from agents.replay.checkpoint import part_name
+from agents.replay.checkpoint import part_name, read_items, read_tables
 from agents.replay.transitions import TABLE
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
@@ -25,8 +24,8 @@ class _StoredReplay:
 
     def restore(self, folder: Path) -> None:
         # With `--online-fraction`, there is another one, of the recorded transitions.
-        (self.table,) = (t for t in stored_tables.read(folder) if t.table_name == TABLE)
-        items = [item for item in stored_tables.read_items(folder) if item.table == TABLE]
+        (self.table,) = (t for t in read_tables(folder) if t.table_name == TABLE)
+        items = [item for item in read_items(folder) if item.table == TABLE]
         self.priorities = np.array([item.priority for item in items])
         self.times_sampled = np.array([item.times_sampled for item in items])
 

@@ -13,7 +13,7 @@ import rl_replicator
 from agents import load_policy
 from agents.datasets.recording import DatasetSummary
 from agents.nodes.counter import Progress
-from agents.replay import stored_tables
+from agents.replay.checkpoint import read_items, read_tables
 from agents.runs.results import describe_offline
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli.main import main
@@ -76,9 +76,9 @@ def test_it_learns_from_random_actions_without_an_actor(dataset, tmp_path, capsy
     assert evaluations["episode_return"][-1] > 18.5
     assert evaluations["environment_steps"][-1] == 601
     assert not len(read_metrics(run_dir, "actor"))
-    (table,) = stored_tables.read(Checkpointer(run_dir / "checkpoints").latest().path / "replay")
+    (table,) = read_tables(Checkpointer(run_dir / "checkpoints").latest().path / "replay")
     assert table.rate_limiter.insert_count == 400
-    assert len({item.priority for item in stored_tables.read_items(table_folder(run_dir))}) > 100
+    assert len({item.priority for item in read_items(table_folder(run_dir))}) > 100
     assert main(["train", "--run-dir", str(run_dir)]) == 0
     assert "finished: all 601 steps" in capsys.readouterr().out
 

@@ -13,8 +13,7 @@ import reverb
 from agents import td3
 from agents.datasets import minari_files, prefill
 from agents.nodes.run_plan import EvaluationSchedule
-from agents.replay import stored_tables
-from agents.replay.checkpoint import make_server_checkpointer, prefilled
+from agents.replay.checkpoint import make_server_checkpointer, prefilled, read_items, read_tables
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import RECORDED, TABLE
 from agents.runs import replay_figures
@@ -73,10 +72,10 @@ def rows(agent, run_dir, shard, count):
     checkpointer = make_server_checkpointer(run_dir, shard)()
     stored = prefilled(run_dir) / str(shard)
     # The server's table, but sampled without a limit and in the order of insertion.
-    stored_tables.change(stored, stored_tables.lift_limit)
-    stored_tables.change(stored, lambda table: table.sampler.Clear())
-    stored_tables.change(stored, lambda table: setattr(table.sampler, "fifo", True))
-    stored_tables.change(stored, lambda table: setattr(table, "max_times_sampled", 1))
+    prefill.change(stored, prefill.lift_limit)
+    prefill.change(stored, lambda table: table.sampler.Clear())
+    prefill.change(stored, lambda table: setattr(table.sampler, "fifo", True))
+    prefill.change(stored, lambda table: setattr(table, "max_times_sampled", 1))
     server = reverb.Server([make_table(agent.layout)], checkpointer=checkpointer)
     try:
         client = server.localhost_client()
@@ -129,7 +128,7 @@ def test_shards_get_equally_many_steps(tmp_path):
 def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_path):
     random_episodes.make_dataset("a-v0", TARGET, episodes)
     agent, _ = fill("a-v0", TARGET, tmp_path / "run")
-    (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
+    (table,) = read_tables(prefilled(tmp_path / "run") / "0")
     own = agent.make_tables(1)[0].info.rate_limiter_info
     limiter = table.rate_limiter
     for name in ("samples_per_insert", "min_diff", "max_diff", "min_size_to_sample"):
@@ -143,7 +142,7 @@ def test_recorded_transitions_get_a_table_of_their_own(tmp_path):
     _, held = fill("a-v0", TARGET, tmp_path / "run", online_fraction=0.5)
     assert held == 300
     own, recorded = sorted(
-        stored_tables.read(prefilled(tmp_path / "run") / "0"), key=lambda table: table.table_name
+        read_tables(prefilled(tmp_path / "run") / "0"), key=lambda table: table.table_name
     )[::-1]
     assert (own.table_name, own.rate_limiter.insert_count) == (TABLE, 0)
     # Sampling starts with the run's own steps, at half of their rate, and has no limit here.
@@ -180,7 +179,7 @@ def test_a_small_table_keeps_the_newest(tmp_path):
     played = random_episodes.make_dataset("a-v0", TARGET, 15)
     replay = dataclasses.replace(CONFIG.replay, max_size=250)
     agent, _ = fill("a-v0", TARGET, tmp_path / "run", dataclasses.replace(CONFIG, replay=replay))
-    (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
+    (table,) = read_tables(prefilled(tmp_path / "run") / "0")
     assert (table.rate_limiter.insert_count, table.rate_limiter.delete_count) == (300, 50)
     (row, _), *_ = rows(agent, tmp_path / "run", 0, 1)
     np.testing.assert_array_equal(row[:2], played[2].observations[10])
@@ -213,7 +212,7 @@ LOST = 100
 def progress(run_dir):
     """Returns environment steps, learner steps and inserted transitions of a run."""
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
-    (table,) = stored_tables.read(checkpoint / "replay")
+    (table,) = read_tables(checkpoint / "replay")
     state = json.loads((checkpoint / "progress" / "state.json").read_text())
     return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
 
@@ -246,7 +245,7 @@ def test_a_run_takes_half_of_each_batch_from_the_data(tmp_path):
     chosen = options(tmp_path / "run", prefill="a-v0", online_fraction=0.5, agent=config)
     assert td3.command.train(chosen) == 0
     folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
-    tables = {table.table_name: table.rate_limiter for table in stored_tables.read(folder)}
+    tables = {table.table_name: table.rate_limiter for table in read_tables(folder)}
     assert tables[RECORDED].insert_count == 400 and 400 - LOST < tables[TABLE].insert_count <= 400
     # As many learner steps as without the data: 16 samples for each of 200 steps in batches of 32.
     state = json.loads((folder.parent / "progress" / "state.json").read_text())
@@ -255,7 +254,7 @@ def test_a_run_takes_half_of_each_batch_from_the_data(tmp_path):
     for count in sampled:  # The input holds some batches more.
         assert 0 <= count - 16 * state["learner_steps"] <= 16 * 20, sampled
     for name in tables:
-        items = [item for item in stored_tables.read_items(folder) if item.table == name]
+        items = [item for item in read_items(folder) if item.table == name]
         assert len({item.priority for item in items}) > 50, name
     figures = replay_figures.read(tmp_path / "run")
     assert figures["inserted"] == tables[TABLE].insert_count
