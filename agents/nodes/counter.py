@@ -1,5 +1,6 @@
 """The counter node: it tracks a run's progress and waiting times, and alone writes its metrics."""
 
+import collections
 import dataclasses
 import logging
 import math
@@ -13,7 +14,7 @@ import numpy as np
 
 from agents.learning.weights import WeightsPart
 from agents.nodes import starts
-from agents.nodes.timing import TimeSplit
+from agents.nodes.timing import TOTAL
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, JsonValue
 from rl_replicator.errors import CheckpointError
@@ -145,7 +146,8 @@ class Counter:
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._q_mean: float | None = state.get("q_mean")
-        self._time = TimeSplit()
+        # Of all nodes of a kind, in seconds.
+        self._spent: dict[tuple[str, str], float] = collections.defaultdict(float)
         self._write_time_at = 0.0
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
@@ -301,7 +303,8 @@ class Counter:
           grown: the result of `agents.nodes.timing.Timing.take`.
         """
         with self._lock:
-            self._time.add(kind, grown)
+            for part, seconds in grown.items():
+                self._spent[kind, part] += seconds
             if self._writer.seconds >= self._write_time_at:
                 self._write_time()
 
@@ -393,7 +396,11 @@ class Counter:
             )
 
     def _write_time(self) -> None:
-        shares = self._time.shares()
+        shares = {
+            f"{kind}_{part}": min(1.0, max(0.0, seconds / self._spent[kind, TOTAL]))
+            for (kind, part), seconds in self._spent.items()
+            if part != TOTAL and self._spent[kind, TOTAL] > 0
+        }
         if shares:
             self._write_time_at = self._writer.seconds + _SECONDS_BETWEEN_TIMES
             self._write("time", shares)

@@ -118,7 +118,7 @@ class LearnerNode:
         try:
             with _ended_by_a_loss():
                 # A save in the background is completed even if another worker is lost.
-                with self._saver:
+                with self._saver.completed():
                     self._train()
                     while self._is_chief and not self._save_last():
                         # A restarted counter resumes from the steps of the newest checkpoint, and

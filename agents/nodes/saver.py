@@ -5,11 +5,11 @@ it. Between two of them, the learner alone is saved every few seconds: a learner
 killed continues from there, while the other nodes keep what they have.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import reverb
 
@@ -70,8 +70,7 @@ class Saver:
     """Saves checkpoints of everything: replay, learner, counters, random generators.
 
     The learner pauses while its state is copied. The copy and the replay are written in the
-    background, so the replay holds slightly newer rows than the counters indicate. As a context
-    manager, it waits at the end for the saves in progress.
+    background, so the replay holds slightly newer rows than the counters indicate.
     """
 
     def __init__(
@@ -113,19 +112,11 @@ class Saver:
         self._saved_learner: int | None = None
         self._copy_seconds = 0.0
 
-    def __enter__(self) -> "Saver":
-        """Returns this object."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Waits for the saves in progress; raises their error if nothing else was raised."""
-        with self._checkpointer:
-            self._learner_only.__exit__(kind, error, traceback)
+    @contextlib.contextmanager
+    def completed(self) -> Iterator[None]:
+        """Waits at the end for the saves in progress; raises their error if none was raised."""
+        with self._checkpointer, self._learner_only:
+            yield
 
     @property
     def saved_environment_steps(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # The time between two readings, under the name of a part.
@@ -108,34 +108,6 @@ class TimedActor:
     def update(self) -> None:
         """Calls the actor's method."""
         self._actor.update()
-
-
-class TimeSplit:
-    """Adds up the time of all nodes of each kind."""
-
-    def __init__(self) -> None:
-        """Starts without any time."""
-        self._seconds: dict[str, dict[str, float]] = {}
-
-    def add(self, kind: str, grown: Mapping[str, float]) -> None:
-        """Takes the report of a node.
-
-        Args:
-          kind: of the node, "actor" or "learner".
-          grown: the result of `Timing.take`.
-        """
-        seconds = self._seconds.setdefault(kind, {})
-        for part, more in grown.items():
-            seconds[part] = seconds.get(part, 0.0) + more
-
-    def shares(self) -> dict[str, float]:
-        """Returns each part's share of the time of its kind of node, named like `actor_policy`."""
-        return {
-            f"{kind}_{part}": min(1.0, max(0.0, spent / seconds[TOTAL]))
-            for kind, seconds in self._seconds.items()
-            for part, spent in seconds.items()
-            if part != TOTAL and seconds[TOTAL] > 0
-        }
 
 
 class StoppedError(Exception):

@@ -91,7 +91,7 @@ def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
     run, learner = RunDirectory(tmp_path), CountingLearner()
     checkpointer = Checkpointer(run.checkpoints)
     saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
-    with saves:
+    with saves.completed():
         learner.step()
         saves.tick()
         learner.step()
@@ -206,7 +206,7 @@ def test_a_stop_links_a_replay_that_takes_long_to_write(serve, tmp_path, monkeyp
     for seconds, more in ((1100, 0), (1300, 1)):
         learner.step()
         saved = Checkpointer(run.checkpoints).latest().step
-        with monkeypatch.context() as later, saves:
+        with monkeypatch.context() as later, saves.completed():
             later.setattr(time, "monotonic", lambda after=seconds: now() + after)
             saves.tick()
         assert (Checkpointer(run.checkpoints).latest().step > saved) == more
@@ -227,7 +227,7 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     run, learner = RunDirectory(tmp_path), CountingLearner()
     assert continued(run) == 0
     saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 1000.0)
-    with saves:
+    with saves.completed():
         learner.step()
         saves.tick()
     assert continued(run) == 1, "there is no checkpoint yet"
@@ -236,11 +236,11 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     assert continued(run) == 2, "the checkpoint is newer"
     for _ in range(3):
         learner.step()
-    with saves:
+    with saves.completed():
         saves.tick()
     assert continued(run) == 5 and restored(tmp_path) == [2, 2, 2, 2]
     newest = Checkpointer(program_folder(run.path)).latest()
-    with saves:
+    with saves.completed():
         saves.tick()
     assert Checkpointer(program_folder(run.path)).latest() == newest, "it has not moved"
     (newest.path / "learner" / "variables").write_bytes(b"damaged")
@@ -260,7 +260,7 @@ def test_a_learner_is_saved_alone_every_two_seconds_and_less_often_if_that_takes
     def saved_after(seconds):
         times[0] += seconds
         learner.step()
-        with saves:
+        with saves.completed():
             saves.tick()
         latest = Checkpointer(program_folder(run.path)).latest()
         return latest is not None and latest.step == learner.num_steps

@@ -3,7 +3,9 @@
 import pytest
 
 from agents.nodes import timing
-from agents.nodes.timing import TimedActor, TimeSplit, Timing
+from agents.nodes.counter import Counter
+from agents.nodes.timing import TimedActor, Timing
+from rl_replicator.runs.metrics import read_metrics
 
 
 @pytest.fixture
@@ -57,9 +59,12 @@ def test_an_actor_is_timed_and_passes_everything_on(clock):
     assert times.take() == {"policy": 1.0, "insert": 6.0, "total": 7.0}
 
 
-def test_shares_are_over_all_nodes_of_a_kind():
-    split = TimeSplit()
-    split.add("actor", {"policy": 1.0, "insert": -0.001, "total": 4.0})
-    split.add("actor", {"policy": 3.0, "insert": 0.0, "total": 4.0})
-    split.add("learner", {"step": 9.0, "total": 10.0})
-    assert split.shares() == {"actor_policy": 0.5, "actor_insert": 0.0, "learner_step": 0.9}
+def test_shares_are_over_all_nodes_of_a_kind(tmp_path):
+    counter = Counter(tmp_path, total_steps=100, restored=None)
+    counter.add_time("actor", {"policy": 1.0, "insert": -0.001, "total": 4.0})
+    counter.add_time("actor", {"policy": 3.0, "insert": 0.0, "total": 4.0})
+    counter.add_time("learner", {"step": 9.0, "total": 10.0})
+    counter.record_evaluation(0, {"episode_return": 1.0, "learner_steps": 0.0}, None, {})
+    shares = {name: column[-1] for name, column in read_metrics(tmp_path, "time").items()}
+    del shares["environment_steps"], shares["wall_time"]
+    assert shares == {"actor_policy": 0.5, "actor_insert": 0.0, "learner_step": 0.9}
