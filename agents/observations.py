@@ -12,7 +12,7 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.acting.acting_policy import FrameStack, FrameStackAndVector, LatestObservation
+from agents.acting.acting_policy import FrameStack, LatestObservation
 from agents.config import EncoderSettings, LearnerConfig
 from agents.networks.encoders import (
     FrameAndVectorEncoder,
@@ -226,8 +226,7 @@ class PixelObservations:
 
     def make_history(self) -> FrameStack:
         """Makes a stack of frames."""
-        kind = FrameStackAndVector if self._vector_size else FrameStack
-        return kind(self._settings.frame_stack)
+        return FrameStack(self._settings.frame_stack)
 
     def _dtype(self) -> tf.DType:
         """Returns the dtype of the convolutions."""

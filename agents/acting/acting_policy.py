@@ -43,7 +43,10 @@ class LatestObservation:
 
 
 class FrameStack:
-    """Stacks the latest frames; the first one of an episode fills the stack."""
+    """Stacks the latest frames; the first one of an episode fills the stack.
+
+    An observation may be `{"pixels": frame, "vector": vector}`, too.
+    """
 
     def __init__(self, size: int):
         """Makes an empty stack.
@@ -58,26 +61,20 @@ class FrameStack:
         """Starts an episode."""
         self._stack = None
 
-    def observe(self, observation: np.ndarray) -> np.ndarray:
-        """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last.
+    def observe(self, observation: Any) -> Any:
+        """Adds a frame [H, W, C]; returns [H, W, C * size] in its place, the newest frame last.
 
         The frame is copied, because cameras reuse their buffer. The returned array is new, but the
         next call reads it.
         """
+        if isinstance(observation, Mapping):
+            return {**observation, "pixels": self.observe(observation["pixels"])}
         if self._stack is None:
             frames = [observation] * self._size
         else:
             frames = [self._stack[..., observation.shape[-1] :], observation]
         self._stack = np.concatenate(frames, axis=-1)
         return self._stack
-
-
-class FrameStackAndVector(FrameStack):
-    """Stacks the frames of observations `{"pixels": frame, "vector": vector}`."""
-
-    def observe(self, observation: Any) -> Any:
-        """Adds a frame; returns the observation with the stack in its place."""
-        return {**observation, "pixels": super().observe(observation["pixels"])}
 
 
 class NumpyPolicy:
