@@ -1,6 +1,7 @@
 """The writing end of the replay: it takes steps and writes n-step transitions."""
 
 import collections
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -114,15 +115,7 @@ class TableAdder(base.Adder):
         the rate limiter: without this bound, an actor that the limiter holds back would fill the
         machine's memory.
         """
-        started = time.perf_counter()
-        while True:
-            try:
-                self._writer.flush(self._max_in_flight, _FLUSH_TIMEOUT_MS)
-                break
-            except reverb.errors.DeadlineExceededError:
-                if self._on_wait(time.perf_counter() - started):
-                    break
-        self.seconds_waited += time.perf_counter() - started
+        self._flush(self._max_in_flight, math.inf)
 
     def finish(self, timeout: float) -> bool:
         """Sends everything, and waits until the table holds it.
@@ -134,15 +127,22 @@ class TableAdder(base.Adder):
           Whether the table has confirmed everything.
         """
         self._writer.complete()
+        return self._flush(0, timeout)
+
+    def _flush(self, max_in_flight: int, timeout: float) -> bool:
+        """Waits; returns whether at most `max_in_flight` is unconfirmed."""
         started = time.perf_counter()
-        while True:
-            try:
-                self._writer.flush(0, _FLUSH_TIMEOUT_MS)
-                return True
-            except reverb.errors.DeadlineExceededError:
-                waited = time.perf_counter() - started
-                if waited > timeout or self._on_wait(waited):
-                    return False
+        try:
+            while True:
+                try:
+                    self._writer.flush(max_in_flight, _FLUSH_TIMEOUT_MS)
+                    return True
+                except reverb.errors.DeadlineExceededError:
+                    waited = time.perf_counter() - started
+                    if waited > timeout or self._on_wait(waited):
+                        return False
+        finally:
+            self.seconds_waited += time.perf_counter() - started
 
     def close(self) -> None:
         """Closes the writer; what is unconfirmed may be lost."""

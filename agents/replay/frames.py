@@ -31,7 +31,7 @@ import reverb
 import tensorflow as tf
 from acme import specs, types
 
-from agents.replay.transitions import TABLE, ActionColumns, EpisodeWriter, Extras, check_array
+from agents.replay.transitions import TABLE, EpisodeWriter, Layout
 from environments.flat import frame_of
 
 
@@ -59,17 +59,6 @@ def frame_shape(observation: Any) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def check_observation(observation: Any, spec: Any) -> None:
-    """Raises a ValueError unless an observation, with or without a frame, is like its spec."""
-    if isinstance(spec, Mapping):
-        given = observation if isinstance(observation, Mapping) else {}
-        for name, each in spec.items():
-            check_observation(given.get(name), each)
-        return
-    shape, dtype = tuple(spec.shape), spec.dtype.type
-    check_array("observation", observation, shape, dtype, "environment")
-
-
 def difference(observation: Any, first: Any) -> dict[str, np.ndarray]:
     """Returns the columns of an observation in an episode that began with the frame `first`."""
     if not isinstance(observation, Mapping):
@@ -77,7 +66,7 @@ def difference(observation: Any, first: Any) -> dict[str, np.ndarray]:
     return {"difference": observation["pixels"] - first, "vector": observation["vector"]}
 
 
-class FrameLayout:
+class FrameLayout(Layout):
     """See `agents.replay.transitions.Layout`, for observations of one frame each.
 
     An item of one transition is `{"first": [H, W, C] uint8, "differences": [S + n, H, W, C] uint8,
@@ -113,14 +102,11 @@ class FrameLayout:
         """
         self.frame_shape = frame_shape(spec.observations)
         self.vector_size = vector_size(spec.observations)
-        self._spec = spec.observations
-        self._action = ActionColumns(spec.actions)
+        super().__init__(spec, extras_spec, transitions_per_item)
         self.stack = stack
         self.n_step = n_step
         self.chunk_length = chunk_length
-        self.transitions_per_item = self.period = transitions_per_item
         self.window = stack + n_step + transitions_per_item - 1
-        self._extras = Extras(extras_spec)
         row = [self._action.size + self._extras.size + 3]
         if transitions_per_item > 1:
             row = [transitions_per_item, row[0] + 1]
@@ -136,18 +122,6 @@ class FrameLayout:
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
         return FrameWriter(self, client, table)
-
-    def check_observation(self, observation: object) -> None:
-        """See `Layout`."""
-        check_observation(observation, self._spec)
-
-    def check_action(self, action: object) -> None:
-        """See `Layout`."""
-        self._action.check(action)
-
-    def pack_extras(self, extras: Any) -> np.ndarray:
-        """See `Layout`."""
-        return self._extras.pack(extras)
 
     def pack_row(self, transition: types.Transition, steps: int, step: int) -> np.ndarray:
         """Packs a transition, except its frames, into a row of the signature's width.

@@ -2,7 +2,8 @@
 
 import abc
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import reverb
@@ -93,58 +94,6 @@ class EpisodeWriter(abc.ABC):
     def close(self) -> None:
         """Closes the writer; unconfirmed transitions may be lost."""
         self._columns.close()
-
-
-class Layout(Protocol):
-    """How transitions are laid out in the table; its writers and readers share one layout."""
-
-    @property
-    def signature(self) -> Any:
-        """Nest of `tf.TensorSpec` of an item; [n, ...] if it has n transitions."""
-        ...
-
-    @property
-    def transitions_per_item(self) -> int:
-        """Transitions in an item of the table."""
-        ...
-
-    @property
-    def period(self) -> int:
-        """Transitions by which an item of an episode follows the one before."""
-        ...
-
-    def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
-        """Opens a writer on a table."""
-        ...
-
-    def check_observation(self, observation: object) -> None:
-        """Raises a ValueError that names the field, unless it fits the layout."""
-        ...
-
-    def check_action(self, action: object) -> None:
-        """Raises a ValueError that names the field, unless it fits the layout."""
-        ...
-
-    def pack_extras(self, extras: Any) -> np.ndarray:
-        """Copies the extras of one action into a vector [size] float32.
-
-        Raises:
-          ValueError: if they do not fit the layout.
-        """
-        ...
-
-    def unpack(self, data: Any, places: tf.Tensor | None = None) -> Any:
-        """Unpacks a batch of transitions, one from each of B items.
-
-        Args:
-          data: nest of [B, ...] tensors with the structure of `signature`.
-          places: [B] int32, index of the transition in each item; None if items have only one.
-
-        Returns:
-          A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
-          its action. A layout of sequences returns an `agents.replay.sequences.Sequence`.
-        """
-        ...
 
 
 class RowWriter(EpisodeWriter):
@@ -283,7 +232,81 @@ class ActionColumns:
         return tf.cast(columns[..., 0], tf.int32) if self._is_discrete else columns
 
 
-class TransitionLayout:
+class ItemLayout:
+    """What all layouts of items have in common: the columns of actions and extras, and checks.
+
+    Attributes:
+      signature: nest of `tf.TensorSpec` of an item; [n, ...] if it has n transitions.
+      transitions_per_item: transitions in an item of the table.
+      period: transitions by which an item of an episode follows the one before.
+    """
+
+    signature: Any
+
+    def __init__(self, spec: specs.EnvironmentSpec, extras_spec: Any, transitions_per_item: int):
+        """Stores the specs.
+
+        Args:
+          spec: the spec of the environment.
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          transitions_per_item: see the attribute.
+
+        Raises:
+          ValueError: see `ActionColumns` and `Extras`.
+        """
+        self._spec = spec.observations
+        self._action, self._extras = ActionColumns(spec.actions), Extras(extras_spec)
+        self.transitions_per_item = self.period = transitions_per_item
+
+    def check_observation(self, observation: Any) -> None:
+        """Raises a ValueError that names the field, unless it fits the layout."""
+        _check_observation(observation, self._spec)
+
+    def check_action(self, action: object) -> None:
+        """Raises a ValueError that names the field, unless it fits the layout."""
+        self._action.check(action)
+
+    def pack_extras(self, extras: Any) -> np.ndarray:
+        """Copies the extras of one action into a vector [size] float32.
+
+        Raises:
+          ValueError: if they do not fit the layout.
+        """
+        return self._extras.pack(extras)
+
+
+def _check_observation(observation: Any, spec: Any) -> None:
+    if isinstance(spec, Mapping):
+        given = observation if isinstance(observation, Mapping) else {}
+        for name, each in spec.items():
+            _check_observation(given.get(name), each)
+        return
+    shape, dtype = tuple(spec.shape), spec.dtype.type
+    check_array("observation", observation, shape, dtype, "environment")
+
+
+class Layout(ItemLayout, abc.ABC):
+    """How transitions are laid out in the table; its writers and readers share one layout."""
+
+    @abc.abstractmethod
+    def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
+        """Opens a writer on a table."""
+
+    @abc.abstractmethod
+    def unpack(self, data: Any, places: tf.Tensor | None = None) -> Any:
+        """Unpacks a batch of transitions, one from each of B items.
+
+        Args:
+          data: nest of [B, ...] tensors with the structure of `signature`.
+          places: [B] int32, index of the transition in each item; None if items have only one.
+
+        Returns:
+          A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
+          its action. A layout of sequences returns an `agents.replay.sequences.Sequence`.
+        """
+
+
+class TransitionLayout(Layout):
     """Packs each transition into one float32 vector, and unpacks a batch of them.
 
     A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
@@ -310,30 +333,16 @@ class TransitionLayout:
                 f"expected a float32 vector as observation, got shape {array.shape} of "
                 f"{array.dtype}; wrap the environment with `environments.make`"
             )
+        super().__init__(spec, extras_spec, transitions_per_item)
         self.observation_size = array.shape[0]
-        self._action = ActionColumns(spec.actions)
-        self._extras = Extras(extras_spec)
         self._extras_start = 2 * self.observation_size + self._action.size + 2
         self.width = self._extras_start + self._extras.size
-        self.transitions_per_item = self.period = transitions_per_item
         shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
         self.signature = tf.TensorSpec(shape, tf.float32, "transition")
 
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
         return RowWriter(self, client, table)
-
-    def check_observation(self, observation: object) -> None:
-        """See `Layout`."""
-        check_array("observation", observation, (self.observation_size,), np.float32, "environment")
-
-    def check_action(self, action: object) -> None:
-        """See `Layout`."""
-        self._action.check(action)
-
-    def pack_extras(self, extras: Any) -> np.ndarray:
-        """See `Layout`."""
-        return self._extras.pack(extras)
 
     def pack(self, transition: types.Transition) -> np.ndarray:
         """Packs one transition of arrays, with packed extras, into a row [width] float32."""

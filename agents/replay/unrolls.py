@@ -17,8 +17,8 @@ import tensorflow as tf
 from acme import specs, types
 
 from agents.replay.adder import TableAdder
-from agents.replay.frames import check_observation, vector_size
-from agents.replay.transitions import TABLE, ActionColumns, Extras
+from agents.replay.frames import vector_size
+from agents.replay.transitions import TABLE, ItemLayout
 from environments.flat import frame_of
 
 # Unrolls of an environment that were sent and that the table has not taken yet.
@@ -53,7 +53,7 @@ class Unroll(NamedTuple):
     extras: Any
 
 
-class UnrollLayout:
+class UnrollLayout(ItemLayout):
     """An item is `{"observation": [S + T, ...], "row": [S + T, W] float32}`.
 
     S is the number of observations in a stack, 1 from state: the S - 1 rows in front of the unroll
@@ -82,13 +82,11 @@ class UnrollLayout:
         Raises:
           ValueError: see `ActionColumns` and `Extras`.
         """
-        self.transitions_per_item = self.period = length
+        super().__init__(spec, extras_spec, transitions_per_item=length)
         self.stack = stack or 1
         self.window = self.stack + length
         self._has_stacks = stack is not None
-        self._spec = spec.observations
         self.has_vector = vector_size(spec.observations) > 0
-        self._action, self._extras = ActionColumns(spec.actions), Extras(extras_spec)
         self._width = _NUMBERS + self._action.size + self._extras.size
         frame = frame_of(spec.observations)
         self.signature = {
@@ -98,14 +96,6 @@ class UnrollLayout:
         if self.has_vector:
             shape = [self.window, vector_size(spec.observations)]
             self.signature["vector"] = tf.TensorSpec(shape, tf.float32, "vector")
-
-    def check_observation(self, observation: object) -> None:
-        """See `agents.replay.transitions.Layout`."""
-        check_observation(observation, self._spec)
-
-    def check_action(self, action: object) -> None:
-        """See `agents.replay.transitions.Layout`."""
-        self._action.check(action)
 
     def row(self, is_first: bool) -> np.ndarray:
         """Returns a row without an action: [W] float32."""
