@@ -205,7 +205,7 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
             return _extreme(stacked, op)
         if op == "sum":
             return tf.reduce_sum(stacked, axis=0)
-        exact, result = _types_of_mean(stacked.dtype)
+        exact, result = types_of_mean(stacked.dtype)
         return tf.cast(tf.reduce_mean(tf.cast(stacked, exact), axis=0), result)
 
     return tf.nest.map_structure(reduce, *map_gather(function, xs))
@@ -305,7 +305,7 @@ def _sums(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def _means(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    types = [_types_of_mean(x.dtype) for x in xs]
+    types = [types_of_mean(x.dtype) for x in xs]
     totals = _sums([tf.cast(x, exact) for x, (exact, _) in zip(xs, types, strict=True)], call)
     count = num_replicas()
     return [
@@ -314,7 +314,7 @@ def _means(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     ]
 
 
-def _types_of_mean(dtype: tf.DType) -> tuple[tf.DType, tf.DType]:
+def types_of_mean(dtype: tf.DType) -> tuple[tf.DType, tf.DType]:
     """Returns the dtype in which to compute a mean, and the dtype of the result."""
     if dtype.is_integer or dtype.is_bool:
         return tf.float64, tf.float32
@@ -343,7 +343,7 @@ def _with_sums_of_slices(flat: list[Any], op: str, call: str) -> list[Any]:
         joined = sums.concatenate(slices, call)
     for i, (values, indices) in zip(places, joined, strict=True):
         if op == "mean":
-            exact, result = _types_of_mean(values.dtype)
+            exact, result = types_of_mean(values.dtype)
             values = tf.cast(tf.cast(values, exact) / count, result)
         flat[i] = tf.IndexedSlices(values, indices, flat[i].dense_shape)
     return flat

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.collectives import collectives
 from rl_replicator.graphs import leaves
 
 
@@ -117,8 +118,7 @@ def _add(carried: Any, y: Any, i: Any) -> Any:
 def _mean(carried: Any, y: Any, count: int) -> Any:
     """Returns the mean in the dtype of `y`, a micro-batch's result; float32 for integers."""
     if not isinstance(y, tf.IndexedSlices):
-        dtype = tf.convert_to_tensor(y).dtype
-        result = tf.float32 if dtype.is_integer or dtype.is_bool else dtype
+        _, result = collectives.types_of_mean(tf.convert_to_tensor(y).dtype)
         return tf.cast(carried / count, result)
     values, indices = (array.concat() for array in carried)
     return tf.IndexedSlices(tf.cast(values / count, y.values.dtype), indices, y.dense_shape)
@@ -127,6 +127,4 @@ def _mean(carried: Any, y: Any, count: int) -> Any:
 def _exact(y: Any) -> tf.Tensor:
     """Casts to a dtype in which sums neither overflow nor lose small addends."""
     y = tf.convert_to_tensor(y)
-    if y.dtype.is_integer or y.dtype.is_bool:
-        return tf.cast(y, tf.float64)
-    return tf.cast(y, tf.float32) if y.dtype in (tf.float16, tf.bfloat16) else y
+    return tf.cast(y, collectives.types_of_mean(y.dtype)[0])
