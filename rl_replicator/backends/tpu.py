@@ -3,7 +3,7 @@
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -61,31 +61,38 @@ class TpuReplicator(replicator.Replicator):
     def strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.TPUStrategy(self._resolver)
 
-    def _make_step(self, *arguments: Any) -> "TpuStep":
-        return TpuStep(self._host, *arguments)
+    def _make_step(self, *arguments: Any) -> compiled.ReplicatedStep:
+        step_fn, inputs, steps_per_call, _ = arguments  # Replicas share one trace: nothing differs.
+        return compiled.ReplicatedStep(self._host, step_fn, inputs, steps_per_call)
 
 
 class TpuHost(host.Host):
     """The cores of a TPU system, which share one trace of the step."""
 
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        """Traces `function(0)` once, for all replicas."""
-        return self.run_on_elements(lambda: function(0), [()] * self.num_local_replicas)
+    num_traces = 1
 
-    def run_on_elements(self, function: Callable[..., Any], elements: list[Any]) -> list[Any]:
-        """Traces `function(*element)` once, for the element of each replica.
+    def run(self, function: Callable[[int, Any], Any], parts: Sequence[Any]) -> list[Any]:
+        """Traces `function` once, as for the first replica; see `Host.run`."""
+        first = parts[0]
+        elements = [
+            () if callable(x) else tuple(tf.nest.flatten(x, expand_composites=True)) for x in parts
+        ]
+        if callable(first) and any(other is not first for other in parts):
+            raise errors.ConfigError(
+                "expected one callable input for all replicas of a TPU, because they share one "
+                "trace, got one for each; return datasets from input_fn, or remove per_replica"
+            )
 
-        Args:
-          function: function of tensors that returns a nest of tensors or None.
-          elements: arguments of each replica, each a flat list of tensors.
+        def replica(*tensors: tf.Tensor) -> Any:
+            own = first
+            if tensors:
+                own = tf.nest.pack_sequence_as(first, tensors, expand_composites=True)
+            return function(0, own)
 
-        Returns:
-          The return value of each replica.
-        """
         results = self.strategy.run(
-            function,
+            replica,
             args=self.strategy.experimental_distribute_values_from_function(
-                lambda context: tuple(elements[context.replica_id_in_sync_group])
+                lambda context: elements[context.replica_id_in_sync_group]
             )
             if elements[0]
             else (),
@@ -99,39 +106,6 @@ class TpuHost(host.Host):
             )
             for i in range(self.num_local_replicas)
         ]
-
-
-class TpuStep(compiled.ReplicatedStep):
-    """A step on TPUs: traced once, with the elements of all replicas as its arguments."""
-
-    _host: TpuHost
-
-    def _make_check(self, check_every: int | None) -> None:
-        """Returns None, for no comparison: replicas share one trace, and no test could run it."""
-
-    def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
-        parts = self._inputs.split(row)
-        elements: list[Any] = [()] * len(parts)
-        if self._inputs.specs:
-            elements = [tf.nest.flatten(x, expand_composites=True) for x in parts]
-        elif any(function is not parts[0] for function in parts):
-            raise errors.ConfigError(
-                "expected one callable input for all replicas of a TPU, because they share one "
-                "trace, got one for each; return datasets from input_fn, or remove per_replica"
-            )
-
-        def replica(*tensors: tf.Tensor) -> Any:
-            own = parts[0]
-            if tensors:
-                own = tf.nest.pack_sequence_as(parts[0], tensors, expand_composites=True)
-            return self._replica_step(self._inputs.element(own))
-
-        with self._tracing() as calls:
-            run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
-            results = run(replica, elements)
-        self._host.check_trace(calls)
-        self._template = results[0]
-        return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 
 
 def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.ClusterResolver:

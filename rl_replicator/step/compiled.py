@@ -194,10 +194,10 @@ class ReplicatedStep:
         graph = tf.compat.v1.get_default_graph()
         seed = graph.seed
 
-        def replica(index: int) -> Any:
+        def replica(index: int, part: Any) -> Any:
             graph.seed = _replica_seed(seed, self._host, index)
             try:
-                return self._replica_step(self._inputs.element(parts[index]))
+                return self._replica_step(self._inputs.element(part))
             except Exception as error:
                 raised.append(error)
                 raise
@@ -206,16 +206,16 @@ class ReplicatedStep:
             try:
                 # Makes the values of Sonnet's initializers known while the step is traced.
                 run = snt.distribute.create_variables_eagerly(self._host.run)
-                results = run(replica)
+                results = run(replica, parts)
             except Exception as error:
                 # A difference between the replicas' collectives explains more than TensorFlow's
                 # error. But if the step itself has raised, the other replicas' calls are missing.
                 is_own = any(error is known for known in raised)
-                calls.check(len(parts), has_ended=not is_own)
+                calls.check(self._host.num_traces, has_ended=not is_own)
                 raise
-        for index, result in enumerate(results):
+        for index, result in enumerate(results[: self._host.num_traces]):
             calls.record(index, results_lib.describe(result))
-        calls.check(len(parts))
+        calls.check(self._host.num_traces)
         self._host.check_trace(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]

@@ -77,12 +77,18 @@ class Host(abc.ABC):
         with self.strategy.scope(), self.registry.recording():
             yield
 
+    @property
+    def num_traces(self) -> int:
+        """Number of times that `run` traces its function."""
+        return self.num_local_replicas
+
     @abc.abstractmethod
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        """Traces `function(i)` for each replica i of this process, on its device.
+    def run(self, function: Callable[[int, Any], Any], parts: Sequence[Any]) -> list[Any]:
+        """Traces `function(i, parts[i])` for each replica i of this process, on its device.
 
         Args:
           function: returns a nest of tensors or None.
+          parts: an argument for each replica.
 
         Returns:
           The results, in the order of the replicas.
@@ -149,8 +155,8 @@ class LocalHost(Host):
         with self.registry.recording():
             yield
 
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]
+    def run(self, function: Callable[[int, Any], Any], parts: Sequence[Any]) -> list[Any]:
+        return [function(0, parts[0])]
 
 
 class StrategyHost(Host):
@@ -162,14 +168,14 @@ class StrategyHost(Host):
         on_gpus = all(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
         return tuple(names) if on_gpus else ()
 
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
+    def run(self, function: Callable[[int, Any], Any], parts: Sequence[Any]) -> list[Any]:
         results: list[Any] = [None] * self.num_local_replicas
         first = self.process_index * self.num_local_replicas
 
         def replica() -> None:
             context = tf.distribute.get_replica_context()
             index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
-            results[index] = function(index)
+            results[index] = function(index, parts[index])
 
         self.strategy.run(replica)
         return results

@@ -43,7 +43,8 @@ class ReplicaCheck:
         @tf.function(autograph=False)
         def gather(sums: tf.Tensor) -> tf.Tensor:  # [variables, local replicas]
             call_log.begin()
-            return tf.transpose(host.run(lambda i: collectives.all_gather(sums[:, i]))[0])
+            own = tf.unstack(sums, axis=1)
+            return tf.transpose(host.run(lambda _, mine: collectives.all_gather(mine), own)[0])
 
         shape = [len(self._variables), host.num_local_replicas]
         self._gather: Callable[[tf.Tensor], Any] = (

@@ -155,8 +155,8 @@ class _WorkersHost(host.Host):
         with self.registry.recording(), tf.variable_creator_scope(self._place):
             yield
 
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]
+    def run(self, function: Callable[[int, Any], Any], parts: Sequence[Any]) -> list[Any]:
+        return [function(0, parts[0])]
 
     @contextlib.contextmanager
     def paused(self, variables: Collection[tf.Variable] = ()) -> Iterator[None]:
