@@ -1,97 +1,67 @@
-"""Learners do the same in a job of two workers as on one device.
+"""A ResNet on two replicas does the same as on one device with the global batch.
 
-Compared with one device that has the global batch, after a few steps: all variables of the
-checkpoint (weights, statistics, targets, optimizer slots, counters), and the figures of the
-evaluation.
+Compared after a few steps: all variables of the checkpoint (weights, statistics, optimizer slots,
+counters), and the figures of the evaluation.
 """
-
-import functools
-import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import rl_replicator as rr
-from rl_replicator.checkpoints.parts import VariableValues
-from tests.conformance import learners_program
+from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.learners.loop import Training
+from rl_replicator.learners.resnet import ResNetConfig, networks
+from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_images
-from tests.suite import forked
 
-REFERENCE, JOB = "single_device", "multi_worker"
-LEARNERS = (*learners_program.LEARNERS, "d4pg")
+BATCH, STEPS = 16, 4
 # Largest difference relative to the variable's norm; 3e-6 was measured with two replicas.
 TOLERANCE = 1e-4
-ROOT = pathlib.Path(__file__).parents[2]
-
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.timeout(600),
-    pytest.mark.usefixtures("plain_graphs"),
-]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A function that trains all learners once under a backend and returns the folder."""
-    data = tiny_images.fashion_mnist(tmp_path_factory.mktemp("images"))
-
-    @functools.cache
-    def train(name):
-        out = tmp_path_factory.mktemp("run")
-        if name != JOB:
-            learners_program.run(rr.make(name), data, out)
-            return out
-        program = [*forked.python(), "-m", learners_program.__name__, "--replicas", name]
-        supervisor = [sys.executable, "-m", "rl_replicator.jobs", "--max-restarts", "0"]
-        done = subprocess.run(
-            [*supervisor, "--workers", "2", "--", *program, "--data", str(data), "--out", str(out)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return out
-
-    return train
-
-
-def variables(folder):
-    """Returns all variables of the checkpoint in a folder, by name."""
-    (saved,) = folder.glob("*/learner")
-    return VariableValues.read(saved)
+def variables(learner):
+    found = TrackablePart(**learner.trackables()).variables()
+    return {name: np.float64(variable.numpy()) for name, variable in found.items()}
 
 
 def difference(got, want):
     """Returns the norm of the difference, relative to the norm of the wanted value."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-3)
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_the_reference_learns(trained, learner):
-    """Otherwise the tests below would pass with learners that do nothing."""
-    start, end = (variables(trained(REFERENCE) / learner / name) for name in ("start", "end"))
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_graphs")
+def test_two_replicas_do_what_one_device_does(tmp_path, monkeypatch):
+    # A depth with only two stages, because tracing takes most of the time here.
+    monkeypatch.setitem(networks.STAGES, 6, ((1, 1), False))
+    config = ResNetConfig(
+        data_dir=tiny_images.fashion_mnist(tmp_path),
+        depth=6,
+        width=4,
+        precision="float32",
+        cross_replica_norm=True,
+        global_batch_size=BATCH,
+        epochs=STEPS * BATCH / tiny_images.NUM_TRAIN,
+        warm_up_epochs=0.0,
+        evaluate_epochs=100.0,
+    )
+    found = []
+    for name in ("single_device", "multi_device:2"):
+        replicator = rr.make(name)
+        learner = ResNetLearner(replicator, config)
+        run = RunDirectory(tmp_path / name)
+        options = RunOptions(steps_per_call=1, checkpoint_seconds=1000.0)
+        training = Training(replicator, learner, run, options)
+        start = variables(learner)
+        assert training.run() is None
+        found.append((variables(learner), training.measure()))
+    (want, wanted_figures), (got, figures) = found
     weights = [name for name in start if name.endswith("/w")]
-    moved = [name for name in weights if difference(end[name], start[name]) > 1e-5]
-    assert len(moved) > 0.9 * len(weights) > 0
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_learners_do_what_they_do_on_one_device(trained, learner):
-    folder = trained(JOB) / learner
-    want, got = variables(trained(REFERENCE) / learner / "end"), variables(folder / "end")
+    moved = [name for name in weights if difference(got[name], start[name]) > 1e-5]
+    assert len(moved) > 0.9 * len(weights) > 0  # Otherwise, learners that do nothing would pass.
     assert got.keys() == want.keys()
     worst = max(want, key=lambda name: difference(got[name], want[name]))
-    found = difference(got[worst], want[worst])
-    print(f"\n| {learner} | {found:.1e} | {worst} |")
-    assert found < TOLERANCE, worst
-    figures = trained(REFERENCE) / learner / "figures.json"
-    if figures.exists():
-        mine = json.loads((folder / "figures.json").read_text())
-        assert mine == pytest.approx(json.loads(figures.read_text()), rel=1e-3)
+    assert difference(got[worst], want[worst]) < TOLERANCE, worst
+    assert figures == pytest.approx(wanted_figures, rel=1e-3)
