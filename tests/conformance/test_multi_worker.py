@@ -6,7 +6,6 @@ The behaviours are in multi_worker_program.py; one group of processes runs many 
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -31,11 +30,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 # ends the group. Three processes run what may differ from two: means, and which processes learn of
 # a cancellation, an end or a loss.
 BEHAVIOURS = {
-    1: ("places", "order_gather_and_reduce", "texts_are_gathered"),
+    1: ("places", "order_gather_and_reduce"),
     2: (
         "initial_values_are_the_chiefs",
         "order_gather_and_reduce",
-        "texts_are_gathered",
         "gathering_different_things",
         "callable_input",
         "random_numbers_differ",
@@ -192,16 +190,12 @@ def test_a_call_that_one_does_not_make_ends_after_its_timeout(tmp_path):
 
 
 def test_a_worker_that_never_starts_is_named(tmp_path):
-    group = Group(tmp_path, 3, ["places"], present=2, start_timeout=3)
-    begun = time.monotonic()
+    group = Group(tmp_path, 2, ["places"], present=1, start_timeout=1)
     group.wait()
-    print(f"\nnever started: {time.monotonic() - begun:.1f} s with the import of TensorFlow")
     assert not group.late
-    missing = re.escape(f"worker 2 ({group.addresses[2]})")
-    for output in group.outputs:
-        # On a busy machine, the other one may be late, too.
-        pattern = f"WorkerLost: expected all workers to start, but .*{missing} did not within 3 s; "
-        assert re.search(pattern, output), output
+    missing = f"worker 1 ({group.addresses[1]})"
+    (output,) = group.outputs
+    assert f"WorkerLost: expected all workers to start, but {missing} did not within 1" in output
 
 
 def test_misuse_is_refused_at_once():
