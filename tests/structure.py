@@ -1,4 +1,4 @@
-"""Analyzes the project's modules and their imports; `python -m tests.structure` prints the figures.
+"""Analyzes the project's modules and their imports; `python -m tests.structure` prints its size.
 
 A module counts as importing another if it has an import statement for it anywhere (also in a
 function or under `TYPE_CHECKING`), or if it contains the other's name in a string, which could be
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import io
 import re
-import statistics
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,11 +27,6 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }
 _OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}  # Documented, in spite of their names.
-# Public methods that base classes outside the project declare and document.
-_FOREIGN = {
-    "Environment": {"reset", "step", "observation_spec", "action_spec", "reward_spec", "close"},
-    "Thread": {"run"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,35 +67,6 @@ def imported(module: Module) -> set[str]:
     return {_longest(name) for name in found if _longest(name)} - {module.name}
 
 
-def dangling(path: Path) -> list[str]:
-    """Returns the project's names that a file's import statements use but that do not exist."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name not in modules()]
-        elif isinstance(node, ast.ImportFrom) and node.module not in modules():
-            found.append(str(node.module))
-        elif isinstance(node, ast.ImportFrom):
-            names = bound(modules()[node.module].tree)
-            found += [f"{node.module}.{a.name}" for a in node.names if a.name not in names]
-    return [name for name in found if name.partition(".")[0] in PACKAGES and name not in modules()]
-
-
-def bound(tree: ast.Module) -> set[str]:
-    """Returns the names that a module defines or imports, including those of lazy imports."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return found
-
-
 def foreign(module: Module) -> set[str]:
     """Returns the top-level packages that a module's import statements name."""
     return {name.partition(".")[0] for name in _statements(module)}
@@ -131,24 +96,13 @@ def _strings(module: Module) -> Iterator[str]:
         and re.fullmatch(rf"({'|'.join(PACKAGES)})\.([\w.]+\.)?", node.values[0].value)
     }
     for text in constants:
-        # A string that equals the name of the module's own package is not an import: it may name a
-        # logger or a program.
-        named = re.fullmatch(rf"({'|'.join(PACKAGES)})([.:][\w.:]+)?", text)
-        if named and text != module.name.partition(".")[0] and not _names_a_group(text):
-            yield text.replace(":", ".")
+        # The name of a package alone may be that of a logger, a program or a group of entry points.
+        name = re.fullmatch(r"[\w.:]+", text) and _longest(text.replace(":", "."))
+        if name and "." in name:
+            yield name
         for prefix in prefixes:
             if re.fullmatch(r"\w[\w.]*", text) and f"{prefix}{text}" in modules():
                 yield f"{prefix}{text}"
-
-
-def _names_a_group(text: str) -> bool:
-    """Whether a string is the name of an entry-point group, such as "rl_replicator.commands"."""
-    package, _, name = text.partition(".")
-    return (
-        name.isidentifier()
-        and f"{package}.{name}" not in modules()
-        and name not in bound(modules()[package].tree)
-    )
 
 
 def _longest(name: str) -> str | None:
@@ -206,45 +160,6 @@ def classes() -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(module.name)
     return found
-
-
-def public_definitions() -> Iterator[tuple[str, bool]]:
-    """Yields all modules and public classes, functions and methods, and whether each has docs.
-
-    A method counts as documented if a base class documents the method it overrides.
-    """
-    documented: dict[str, set[str]] = {name: set(names) for name, names in _FOREIGN.items()}
-    bases: dict[str, list[str]] = {}
-    classes = [
-        node
-        for module in modules().values()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
-    ]
-    for node in classes:
-        bases.setdefault(node.name, []).extend(_last_name(base) for base in node.bases)
-        documented.setdefault(node.name, set()).update(
-            n.name for n in node.body if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)
-        )
-    for module in modules().values():
-        yield module.name, ast.get_docstring(module.tree) is not None or not module.tree.body
-        for name, node, owner in _public(module.tree.body, None):
-            inherited = owner is not None and any(
-                node.name in documented.get(base, ()) for base in _reach(bases, owner)
-            )
-            yield f"{module.name}.{name}", inherited or ast.get_docstring(node) is not None
-
-
-def _public(body: list[ast.stmt], owner: str | None) -> Iterator[tuple[str, ast.stmt, str | None]]:
-    for node in body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        decorators = {_last_name(d) for d in node.decorator_list}
-        if node.name.startswith("_") or decorators & {"setter", "overload"}:
-            continue
-        yield (f"{owner}.{node.name}" if owner else node.name), node, owner
-        if isinstance(node, ast.ClassDef):
-            yield from _public(node.body, node.name)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -334,7 +249,7 @@ def _private_candidates(node: ast.AST) -> Iterator[str]:
         )
 
 
-def _size() -> Iterator[str]:
+def report() -> Iterator[str]:
     """Yields the amounts that somebody who reads everything has to read."""
     for folders in (PACKAGES, ("bench",), ("tests",)):
         paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -348,36 +263,7 @@ def _size() -> Iterator[str]:
     yield f"`train d4pg` reaches       {len(paths)} files, {lines:,} lines"
 
 
-def report() -> Iterator[str]:
-    """Yields the figures, one line each."""
-    between_rooms, between_modules = arrows(rooms=True), arrows(rooms=False)
-    lines = [len(m.path.read_text().splitlines()) for m in modules().values()]
-    functions = [
-        node.end_lineno - node.lineno + 1
-        for m in modules().values()
-        for node in ast.walk(m.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    definitions = [documented for _, documented in public_definitions()]
-    yield from _size()
-    yield f"files                      {len(modules())}"
-    yield f"rooms                      {len(between_rooms)}"
-    yield f"arrows between rooms       {sum(map(len, between_rooms.values()))}"
-    yield f"circles of rooms           {len(circles(between_rooms))}"
-    yield f"circles of modules         {len(circles(between_modules))}"
-    for package in PACKAGES:
-        yield f"loose in {package:17} {len(loose_modules(package))}"
-    for what, values in (("file", lines), ("function", functions)):
-        middle, high = statistics.median(values), statistics.quantiles(values, n=20)[-1]
-        yield f"lines a {what:18} median {middle:.0f}, p95 {high:.0f}, most {max(values)}"
-    yield f"documented                 {statistics.mean(definitions):.1%} of {len(definitions)}"
-    yield f"private names in tests     {private_reaches().total()}"
-
-
 if __name__ == "__main__":
     print("\n".join(report()))
     for group in circles(arrows(rooms=True)) + circles(arrows(rooms=False)):
         print("circle:", *group)
-    for name, documented in public_definitions():
-        if not documented:
-            print("without docstring:", name)
