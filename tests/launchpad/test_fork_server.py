@@ -24,12 +24,6 @@ pytestmark = pytest.mark.processes
 _FLAG = "lp_demo_flag"
 
 
-def _files() -> list[str]:
-    names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    found = [os.readlink(name) for name in names if os.path.lexists(name)]
-    return [target for target in found if target.startswith(("socket:", "pipe:"))]
-
-
 def _is_forked() -> bool:
     return not any("process_entry" in word for word in sys.orig_argv)
 
@@ -41,7 +35,6 @@ def _describe(path: str) -> None:
         "is_forked": _is_forked(),
         "group": os.getpgid(0),
         "session": os.getsid(0),
-        "files": _files(),
         "stdin": os.readlink("/proc/self/fd/0"),
         "title": psutil.Process().cmdline()[:4],
         "drawn": (random.random(), np.random.random(), os.urandom(4).hex()),
@@ -75,24 +68,9 @@ def _program(path, *labels):
     return program
 
 
-def test_forked_nodes_are_processes_of_their_own(tmp_path):
-    manager = lp.launch(_program(tmp_path / "rows", "one", "two"), "test_mp")
-    one, two = _described(tmp_path / "rows", 2)
-    pids = manager.processes()
-    manager.stop_and_wait()
-    assert {one["pid"], two["pid"]} == set(pids.values())
-    for row in one, two:
-        assert row["is_forked"]
-        assert row["group"] == row["session"] == row["pid"]
-        assert row["stdin"] == "/dev/null"
-        assert row["directory"] == os.getcwd()
-        (name,) = (name for name, pid in pids.items() if pid == row["pid"])
-        assert row["title"][1:] == ["-m", "launchpad.engines.process_entry", name]
-    assert not any(a == b for a, b in zip(one["drawn"], two["drawn"], strict=True))
-
-
-def test_what_is_read_at_import_gets_a_fresh_interpreter(tmp_path):
-    program = _program(tmp_path / "rows", "plain", "gpus", "env", "fresh")
+def test_nodes_are_forked_unless_their_environment_is_read_at_import(tmp_path):
+    """Forked ones are processes of their own."""
+    program = _program(tmp_path / "rows", "one", "gpus", "env", "fresh")
     resources = {
         "gpus": lp.PythonProcess(gpus=0),  # CUDA_VISIBLE_DEVICES is read when GPUs are used.
         "env": lp.PythonProcess(env={"DEMO": "3"}),
@@ -100,16 +78,25 @@ def test_what_is_read_at_import_gets_a_fresh_interpreter(tmp_path):
     }
     manager = lp.launch(program, "test_mp", local_resources=resources)
     rows = _described(tmp_path / "rows", 4)
-    labels = {pid: name.partition("/")[0] for name, pid in manager.processes().items()}
+    names = {pid: name for name, pid in manager.processes().items()}
     manager.stop_and_wait()
-    found = {labels[r["pid"]]: (r["is_forked"], r["devices"], r["demo"]) for r in rows}
+    found = {names[r["pid"]]: (r["is_forked"], r["devices"], r["demo"]) for r in rows}
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     assert found == {
-        "plain": (True, devices, None),
-        "gpus": (True, "", None),
-        "env": (False, devices, "3"),
-        "fresh": (False, devices, None),
+        "one/0": (True, devices, None),
+        "gpus/0": (True, "", None),
+        "env/0": (False, devices, "3"),
+        "fresh/0": (False, devices, None),
     }
+    for row in rows:
+        assert row["group"] == row["session"] == row["pid"]
+        assert row["stdin"] == "/dev/null"
+        assert row["directory"] == os.getcwd()
+        if row["is_forked"]:
+            title = ["-m", "launchpad.engines.process_entry", names[row["pid"]]]
+            assert row["title"][1:] == title
+    one, two = (row["drawn"] for row in rows if row["is_forked"])
+    assert not any(a == b for a, b in zip(one, two, strict=True))
 
 
 def test_a_process_that_has_imported_pyarrow_can_be_forked():
@@ -164,21 +151,10 @@ def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):
     assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
 
 
-def _end(how: int) -> None:
-    os.kill(os.getpid(), how) if how > 0 else os._exit(-how)
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        (0, "ended with status 0"),  # It has not reported that its code has ended.
-        (signal.SIGSEGV, "was killed by SIGSEGV"),
-    ],
-)
-def test_the_end_of_a_forked_node_is_told(how, told):
-    program = lp.Program("ending")
-    program.add_node(lp.PyNode(_end, int(how)), label="node")
-    with pytest.raises(lp.NodeFailedError, match=f"node node/0 failed: ProcessDied: .*{told}"):
+def test_the_end_of_a_forked_node_that_reports_none_is_told():
+    program = lp.make_program(lp.PyNode(os._exit, 0))
+    told = "node node/0 failed: ProcessDied: .*ended with status 0"
+    with pytest.raises(lp.NodeFailedError, match=told):
         lp.launch(program, "test_mp").wait(timeout=60)
 
 
@@ -230,17 +206,16 @@ def test_a_fork_server_that_died_or_froze_is_replaced(tmp_path, monkeypatch):
     [
         ("raise OSError('it cannot be imported')", True),
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()", False),
-        ("import os\nos._exit(1)", False),
     ],
 )
 def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, is_forked):
     (tmp_path / "odd_module.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     lp.preload("odd_module")
-    manager = lp.launch(_program(tmp_path / "rows", "one", "two", "three"), "test_mp")
-    rows = _described(tmp_path / "rows", 3)
+    manager = lp.launch(_program(tmp_path / "rows", "one", "two"), "test_mp")
+    rows = _described(tmp_path / "rows", 2)
     manager.stop_and_wait()
-    assert [row["is_forked"] for row in rows] == [is_forked] * 3
+    assert [row["is_forked"] for row in rows] == [is_forked] * 2
     is_told = any(line.startswith("nodes are not forked") for line in caplog.messages)
     assert is_told != is_forked
 
