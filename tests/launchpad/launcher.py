@@ -90,17 +90,8 @@ def launch(engine: str, scenario: str, path: str) -> lp.ProgramManager:
     return lp.launch(program, engine, termination_notice_secs=300)
 
 
-def launch_inside(path: str) -> None:
-    launch("local_mt", "save", path).wait()
-
-
 def main() -> None:
     engine, scenario, path = sys.argv[1:]
-    if scenario == "nested":
-        program = lp.Program("outer")
-        program.add_node(lp.PyNode(launch_inside, path), label="outer")
-        lp.launch(program, engine, termination_notice_secs=300)
-        return
     manager = launch(engine, scenario.removesuffix("-twice"), path)
     if scenario.startswith("graceful"):
         signal_handling.register_exit_handler_and_exit_gracefully_on_sigint(print, "the end")
