@@ -14,6 +14,9 @@ import time
 from typing import Any, NamedTuple
 
 import launchpad as lp
+from launchpad import runtime as lp_runtime
+
+SECRET = b"r" * 32
 
 
 class Recorder:
@@ -35,9 +38,6 @@ class Recorder:
     def entries(self) -> list[Any]:
         with self._lock:
             return list(self._entries)
-
-    def _private(self) -> None:
-        raise AssertionError("a private method was served")
 
 
 class Pair(NamedTuple):
@@ -75,11 +75,17 @@ def record_tree(tree: dict[str, Any]) -> None:
 
 
 class Failing:
-    """Raises in its constructor, once the recorder has an entry."""
+    """Raises in its constructor, once the recorder has an entry.
+
+    Like Acme's, its stop handler raises SystemExit in this thread, whatever that does then.
+    """
 
     def __init__(self, recorder: Any):
         while not recorder.entries():
             time.sleep(0.02)
+        thread = ctypes.c_long(threading.get_ident())
+        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        lp.register_stop_handler(functools.partial(interrupt, thread, ctypes.py_object(SystemExit)))
         raise ValueError("no such weather")
 
 
@@ -120,7 +126,7 @@ def save_for_long(path: pathlib.Path) -> None:
     lp.stop_event()
     recorder.add("waiting")
     assert lp.wait_for_stop(100)
-    time.sleep(3.0)
+    time.sleep(2.0)
     recorder.add("saved")
 
 
@@ -129,7 +135,7 @@ def save_on_the_way_out(recorder: Any, path: pathlib.Path) -> None:
     try:
         work_until_interrupted(recorder)
     finally:
-        time.sleep(3.0)
+        time.sleep(2.0)
         path.touch()
 
 
@@ -159,16 +165,6 @@ def stop_handlers(recorder: Any) -> None:
     lp.stop()
     assert called.wait(60)
     assert lp.stop_event().is_set()
-
-
-def fail_with_acmes_stop_handler() -> None:
-    """Fails while a stop handler is registered that raises SystemExit in this thread."""
-    thread = ctypes.c_long(threading.get_ident())
-    interrupt = functools.partial(
-        ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, ctypes.py_object(SystemExit)
-    )
-    lp.register_stop_handler(interrupt)
-    raise ValueError("no such weather")
 
 
 def ignore_stop(recorder: Any) -> None:
@@ -239,17 +235,21 @@ class Service:
     def fail_unpicklable(self) -> None:
         raise UnpicklableError(1, 2)
 
-    def leave(self) -> None:
-        raise SystemExit(3)
-
     def block(self, seconds: float) -> bool:
         return self._released.wait(seconds)
 
     def release(self) -> None:
         self._released.set()
 
-    def pid(self) -> int:
-        return os.getpid()
+
+def node_runtime(
+    host: str = "127.0.0.1", book: dict[str, str] | None = None
+) -> lp_runtime.NodeRuntime:
+    """Returns the runtime of a node on the machine with this address; all have one program."""
+    kind = lp.LaunchType.TEST_MULTI_THREADING
+    info = lp_runtime.ProgramInfo("id", SECRET, kind, host, {})
+    book = {} if book is None else book
+    return lp_runtime.NodeRuntime("node", 0, info, book, lambda *told: None)
 
 
 def recorder_program(path: pathlib.Path | None = None) -> tuple[lp.Program, Any]:
@@ -259,11 +259,10 @@ def recorder_program(path: pathlib.Path | None = None) -> tuple[lp.Program, Any]
 
 
 class Fragile:
-    """Dies the first `num_deaths` times, in the given way."""
+    """Dies once in each of the given ways."""
 
-    def __init__(self, way: str, num_deaths: int, recorder: Any):
-        self._way = way
-        self._num_deaths = num_deaths
+    def __init__(self, ways: list[str], recorder: Any):
+        self._ways = ways
         self._recorder = recorder
 
     def life(self) -> int:
@@ -271,9 +270,9 @@ class Fragile:
 
     def run(self) -> None:
         lives = self._recorder.add("born")
-        if lives > self._num_deaths:
+        if lives > len(self._ways):
             lp.wait_for_stop()
-        elif self._way == "signal":
+        elif self._ways[lives - 1] == "signal":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             raise OSError(f"death number {lives}")

@@ -130,26 +130,16 @@ def test_courier_outside_of_a_program(courier):
 
 
 @pytest.mark.parametrize(
-    ("labels", "twice"),
+    "wrap",
     [
-        ({"one": lambda n: lp.MultiProcessingColocation([n])}, "one/0 and in one/1"),
-        (
-            {"one": lambda n: n, "two": lambda n: lp.MultiThreadingColocation([n])},
-            "one/0 and in two/0",
-        ),
+        lambda server: [lp.MultiProcessingColocation([server])] * 2,
+        lambda server: [server, lp.MultiThreadingColocation([server])],
     ],
 )
-def test_a_server_may_be_in_one_colocation_once(labels, twice):
-    program = lp.Program("twice")
-    server = lp.CourierNode(dict)
-    for label, wrap in labels.items():
-        node = wrap(server)
-        program.add_node(node, label=label)
-        if isinstance(node, lp.MultiProcessingColocation):
-            program.add_node(node, label=label)
-    with pytest.raises(
-        ValueError, match=f"^the same server is in {twice}, and.*make another node$"
-    ):
+def test_a_server_may_be_in_one_colocation_once(wrap):
+    program = lp.make_program(*wrap(lp.CourierNode(dict)))
+    told = "^the same server is in node/0 and in node/1, and.*make another node$"
+    with pytest.raises(ValueError, match=told):
         lp.launch(program, "test_mt")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
+from launchpad.engines import channel
 from launchpad.engines import supervisor as lp_supervisor
 from rl_replicator.processes import guard
 from tests.launchpad import programs
@@ -33,9 +34,9 @@ class _Parent:
         lp.wait_for_stop()
 
 
-@pytest.fixture
-def family(tmp_path, monkeypatch):
-    """(manager of a program with one restartable node, function that returns its incarnations)."""
+@pytest.mark.processes
+def test_a_node_comes_back_and_its_children_go(tmp_path, monkeypatch):
+    """When killed, terminated by another process, or frozen; the program continues each time."""
     path = tmp_path / "pids"
     path.touch()
     program = lp.Program("family")
@@ -50,23 +51,16 @@ def family(tmp_path, monkeypatch):
         rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
         return rows if len(rows) >= count and len(rows[-1]) == 2 else None
 
-    yield manager, incarnations
-    manager.stop_and_wait()
-    for _, child in incarnations(1):
-        wait_until(lambda pid=child: not is_alive(pid))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_node_comes_back_and_its_children_go(family, number):
-    """When killed, terminated by another process, or frozen; the program continues each time."""
-    manager, incarnations = family
-    ((node, child),) = wait_until(lambda: incarnations(1))
-    os.kill(node, number)
-    first, second = wait_until(lambda: incarnations(2))
-    assert first == (node, child) and is_alive(second[0]) and is_alive(second[1])
-    wait_until(lambda: not is_alive(node) and not is_alive(child))
+    numbers = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+    for count, number in enumerate(numbers, start=1):
+        node, child = wait_until(lambda count=count: incarnations(count))[-1]
+        assert is_alive(node) and is_alive(child)
+        os.kill(node, number)
+        wait_until(lambda: not is_alive(node) and not is_alive(child))  # noqa: B023
+    (*_, (_, last)) = wait_until(lambda: incarnations(4))
     assert not manager.wait(timeout=0.5) and manager.signal_number is None
+    manager.stop_and_wait()
+    wait_until(lambda: not is_alive(last))
 
 
 class _Stuck:
@@ -116,9 +110,9 @@ class _Lingering:
 
 
 @pytest.mark.processes
-def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on():
-    program = lp.Program("lingering")
-    program.add_node(lp.PyClassNode(_Lingering), label="lingering")
+def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(monkeypatch):
+    monkeypatch.setattr(channel, "_FAILED_SECS", 0.5)
+    program = lp.make_program(lp.PyClassNode(_Lingering))
     manager = lp.launch(program, "test_mp", termination_notice_secs=300)
     try:
         with pytest.raises(lp.NodeFailedError, match="ValueError: it has failed"):
@@ -136,7 +130,7 @@ class _Saving:
 
     def _save(self):
         lp.wait_for_stop()
-        time.sleep(3.0)
+        time.sleep(1.0)
         self._path.touch()
 
     def run(self):
@@ -205,7 +199,7 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
     found = []
 
     def slow_watch(self, group):
-        time.sleep(1.0)
+        time.sleep(0.5)
         found.append(begun.exists())
         watch(self, group)
 
@@ -284,6 +278,5 @@ def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
         ray.exceptions.WorkerCrashedError(),
         ray.exceptions.LocalRayletDiedError(),
     )
-    for error in lost:
-        assert engine._death(error).type_name == errors.PROCESS_DIED
-    assert engine._death(ValueError("own")).type_name == "ValueError"
+    told = [engine._death(error).type_name for error in (*lost, ValueError("own"))]
+    assert told == [errors.PROCESS_DIED] * 3 + ["ValueError"]

@@ -13,14 +13,14 @@ from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
+from tests.launchpad import programs
 from tests.suite import forked
 from tests.waiting import wait_until
 
 
 def _node(execute, on_end):
-    info = lp_runtime.ProgramInfo("id", b"", lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {})
-    runtime = lp_runtime.NodeRuntime("node", 0, info, {}, lambda *told: None)
-    return NodeThread("node", types.SimpleNamespace(execute=execute, addresses=[]), runtime, on_end)
+    node = types.SimpleNamespace(execute=execute, addresses=[])
+    return NodeThread("node", node, programs.node_runtime(), on_end)
 
 
 def test_a_node_is_interrupted_and_leaves_its_contexts():

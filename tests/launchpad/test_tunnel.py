@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,14 +13,8 @@ import launchpad as lp
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import tunnel
 from launchpad.rpc import server as rpc_server
-
-_SECRET, _WRONG = b"r" * 32, b"w" * 32
-
-
-def _runtime(host: str, book: dict) -> lp_runtime.NodeRuntime:
-    """Returns the runtime of a node on the machine with this address; all have one program."""
-    info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
-    return lp_runtime.NodeRuntime("node", 0, info, book, lambda *told: None)
+from tests.launchpad import programs
+from tests.waiting import wait_until
 
 
 def _tables():
@@ -36,7 +29,7 @@ def serve():
     running = []
 
     def start(host: str, book: dict, node: lp.ReverbNode) -> None:
-        runtime = _runtime(host, book)
+        runtime = programs.node_runtime(host, book)
 
         def execute() -> None:
             lp_runtime.set_thread_runtime(runtime)
@@ -45,10 +38,7 @@ def serve():
         thread = threading.Thread(target=execute)
         thread.start()
         running.append((runtime, thread))
-        deadline = time.monotonic() + 60
-        while book.get(node.reverb_address.key) is None:
-            assert time.monotonic() < deadline and thread.is_alive()
-            time.sleep(0.01)
+        wait_until(lambda: book.get(node.reverb_address.key) or not thread.is_alive())
 
     def stop() -> None:
         while running:
@@ -62,7 +52,7 @@ def serve():
 
 def _client(host: str, book: dict, node: lp.ReverbNode):
     """Returns the client that a node on the machine with this address gets."""
-    lp_runtime.set_thread_runtime(_runtime(host, book))
+    lp_runtime.set_thread_runtime(programs.node_runtime(host, book))
     try:
         return node.create_handle().dereference()
     finally:
@@ -96,14 +86,12 @@ def test_nodes_of_other_machines_reach_a_table_and_nobody_else_does(serve):
     got = [sample[0].data[0].tobytes() for sample in far.sample("queue", 4)]
     assert got == sent
     assert _refuses(address), "a client without the program's certificate"
-    assert _refuses(tunnel.connect(address, _WRONG)), "a client of another program"
+    assert _refuses(tunnel.connect(address, b"w" * 32)), "a client of another program"
     stop()
     assert _refuses(far.server_address)
     start("127.0.0.2", book, node)  # As after a kill: on its old port, for its old clients.
     assert book.get(node.reverb_address.key) == address
-    deadline = time.monotonic() + 60
-    while _refuses(far.server_address):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not _refuses(far.server_address))
     assert far.server_info()["queue"].current_size == 0
 
 
@@ -172,7 +160,7 @@ def test_a_stranger_on_another_machine_reads_writes_and_runs_nothing(serve, othe
     start, _ = serve
     node, book = lp.ReverbNode(_tables), {}
     start(here, book, node)
-    server = rpc_server.MethodServer(_SECRET, f"{here}:0")
+    server = rpc_server.MethodServer(programs.SECRET, f"{here}:0")
     calls = []
     server.bind("same", lambda value: calls.append(value) or value)
     server.start()

@@ -9,29 +9,18 @@ import rl_replicator as rr
 TWO = {"worker": ["a:1", "b:2"]}
 
 
-def environment(cluster, task):
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-
-
 def test_reads_tf_config():
-    cluster = rr.Cluster.from_environment(
-        environment(
-            {"ps": ["c:3"], "worker": ["a:1", "b:2"], "chief": ["d:4"]},
-            {"type": "worker", "index": 1},
-        )
-    )
+    addresses = {"ps": ["c:3"], "worker": ["a:1", "b:2"], "chief": ["d:4"]}
+    text = json.dumps({"cluster": addresses, "task": {"type": "worker", "index": 1}})
+    cluster = rr.Cluster.from_environment({"TF_CONFIG": text})
     assert cluster.tasks == (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
     assert cluster.own_address == "b:2" and cluster.address("chief", 0) == "d:4"
 
 
-def test_reads_the_real_environment(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", environment(TWO, {"type": "worker", "index": 0})["TF_CONFIG"])
-    assert rr.Cluster.from_environment() == rr.Cluster.of_workers(["a:1", "b:2"], 0)
-
-
-def test_writes_what_it_reads():
+def test_reads_what_it_writes_from_the_real_environment(monkeypatch):
     cluster = rr.Cluster.of_workers(["a:1", "b:2"], 1)
-    assert rr.Cluster.from_environment({"TF_CONFIG": cluster.to_json()}) == cluster
+    monkeypatch.setenv("TF_CONFIG", cluster.to_json())
+    assert rr.Cluster.from_environment() == cluster
 
 
 @pytest.mark.parametrize(
