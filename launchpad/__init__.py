@@ -41,7 +41,6 @@ from launchpad.errors import (
     ProgramStoppedError,
     RemoteError,
 )
-from launchpad.launch_type import LaunchType, is_local_launch, is_local_launch_or_test
 from launchpad.lifecycle import (
     make_node_killer,
     make_program_stopper,
@@ -61,6 +60,7 @@ from launchpad.nodes.dereference import Deferred
 from launchpad.nodes.python import PyClassNode, PyNode, PythonProcess
 from launchpad.nodes.reverb import ReverbHandle, ReverbNode
 from launchpad.program import Program, make_program
+from launchpad.runtime import LaunchType, is_local_launch, is_local_launch_or_test
 
 register()
 

@@ -11,14 +11,14 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from launchpad import errors, launch_type, lifecycle
+from launchpad import errors, lifecycle, runtime
 from launchpad.engines import flags, manager, serialization
 from launchpad.engines import launch as launching
 from launchpad.nodes import base, batching, cacher, colocation, courier, python, reverb
 from launchpad.program import Program
 
 
-def _launcher(kind: launch_type.LaunchType) -> Callable[..., manager.ProgramManager]:
+def _launcher(kind: runtime.LaunchType) -> Callable[..., manager.ProgramManager]:
     """Returns upstream's `launch` for tests."""
 
     def launch(
@@ -68,7 +68,13 @@ class _Status(types.ModuleType):
     StatusNotOk = property(lambda self: errors.StatusNotOk)
 
 
-context = _module(**vars(launch_type), get_context=lifecycle.get_context)
+context = _module(
+    LaunchContext=runtime.LaunchContext,
+    LaunchType=runtime.LaunchType,
+    get_context=lifecycle.get_context,
+    is_local_launch=runtime.is_local_launch,
+    is_local_launch_or_test=runtime.is_local_launch_or_test,
+)
 _worker_manager = _module(**vars(lifecycle), WorkerManager=manager.ProgramManager)
 _managers = {"worker_manager": _worker_manager, "worker_manager_v2": _worker_manager}
 
@@ -83,11 +89,11 @@ _MODULES = {
     "launch.test_multi_threading": _module(__path__=[]),
     "launch.test_multi_threading.address_builder": _module(bind_addresses=_bind_addresses),
     "launch.test_multi_threading.launch": _module(
-        launch=_launcher(launch_type.LaunchType.TEST_MULTI_THREADING), **_managers
+        launch=_launcher(runtime.LaunchType.TEST_MULTI_THREADING), **_managers
     ),
     "launch.test_multi_processing": _module(__path__=[]),
     "launch.test_multi_processing.launch": _module(
-        launch=_launcher(launch_type.LaunchType.TEST_MULTI_PROCESSING), **_managers
+        launch=_launcher(runtime.LaunchType.TEST_MULTI_PROCESSING), **_managers
     ),
     "launch.local_multi_threading": _module(__path__=[]),
     "launch.local_multi_threading.launch": launching,

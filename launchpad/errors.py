@@ -63,12 +63,8 @@ class RemoteError(CourierError):
 class RemoteTraceback(Exception):  # noqa: N818 - a note, never raised by itself.
     """Cause of a re-raised server-side exception: prints the traceback of the server."""
 
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.text = text
-
     def __str__(self) -> str:
-        return f"\n\nTraceback of the server:\n{self.text}"
+        return f"\n\nTraceback of the server:\n{self.args[0]}"
 
 
 @dataclasses.dataclass(frozen=True)

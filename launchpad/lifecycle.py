@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad import runtime as lp_runtime
-from launchpad.launch_type import LaunchContext, LaunchType, is_local_launch_or_test
+from launchpad.runtime import LaunchContext, LaunchType, is_local_launch_or_test
 
 
 def stop(mark_as_completed: bool = False) -> None:

@@ -9,6 +9,7 @@ of its own: where nodes are threads, it belongs to the program launched last.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import logging
 import threading
 import time
@@ -16,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchpad import errors
-from launchpad.launch_type import LaunchContext, LaunchType
 from rl_replicator.processes import ports
 
 logger = logging.getLogger("launchpad")
@@ -32,6 +32,53 @@ _POLL_SECS = 0.02
 
 # Delay before a node that called lp.stop() itself is interrupted, in seconds.
 _OWN_STOP_SECS = 1.0
+
+
+class LaunchType(enum.Enum):
+    """How a program is run: `lp.launch(program, launch_type=...)` or `--lp_launch_type`."""
+
+    LOCAL_MULTI_THREADING = "local_mt"  # Every node is a thread of this process.
+    LOCAL_MULTI_PROCESSING = "local_mp"  # Every node is a process of this machine.
+    TEST_MULTI_THREADING = "test_mt"  # Threads; signals are not handled, exit stops the program.
+    TEST_MULTI_PROCESSING = "test_mp"  # Processes; likewise.
+    LOCAL_DOCKER = "local_docker"  # Upstream's name; refused by `launch`.
+    VERTEX_AI = "vertex_ai"  # Upstream's name; refused by `launch`.
+    RAY = "ray"  # Every node is placed by Ray.
+
+
+_LOCAL = (LaunchType.LOCAL_MULTI_THREADING, LaunchType.LOCAL_MULTI_PROCESSING)
+_TEST = (LaunchType.TEST_MULTI_THREADING, LaunchType.TEST_MULTI_PROCESSING)
+
+
+def is_local_launch(launch_type: LaunchType | str) -> bool:
+    """True for threads and processes of this machine, excluding the test types."""
+    return LaunchType(launch_type) in _LOCAL
+
+
+def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
+    """True for threads and processes of this machine, including the test types."""
+    return LaunchType(launch_type) in _LOCAL + _TEST
+
+
+class LaunchContext:
+    """Information for a node's code about its launch; created when the node starts.
+
+    Attributes:
+      launch_type: How the program was launched.
+      launch_config: The group's entry in `local_resources`, or else an `lp.PythonProcess()`; None
+        in the launching process.
+      program_stopper: Callable that stops the program.
+    """
+
+    def __init__(
+        self,
+        launch_type: LaunchType,
+        launch_config: Any,
+        program_stopper: Callable[..., None],
+    ):
+        self.launch_type = launch_type
+        self.launch_config = launch_config
+        self.program_stopper = program_stopper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,11 +220,21 @@ class NodeRuntime:
             if handler in self._handlers:
                 self._handlers.remove(handler)
 
-    def notify_stop(self) -> None:
-        """Called by the engine once when the program stops, in a thread of its own.
+    def begin_stop(self) -> threading.Thread:
+        """Called by the engine when the program stops; returns immediately.
 
-        Runs the stop handlers, then interrupts a node that does not stop by itself.
+        Runs the stop handlers, which are user code and may block, in a thread of their own; then
+        interrupts a node that does not stop by itself. Does nothing the second time.
+
+        Returns:
+          The thread.
         """
+        thread = threading.Thread(target=self._stop, name=f"{self.name} stop", daemon=True)
+        thread.start()
+        return thread
+
+    def _stop(self) -> None:
+        set_thread_runtime(self)
         with self._lock:
             if self.stop_event.is_set():
                 return
@@ -185,7 +242,7 @@ class NodeRuntime:
             self.stop_event.set()
             parts = list(self._parts)
         for part in parts:
-            threading.Thread(target=part.notify_stop_in_thread, daemon=True).start()
+            part.begin_stop()
         for handler in handlers:
             try:
                 handler()
@@ -204,11 +261,6 @@ class NodeRuntime:
         if self.is_active:
             self.was_interrupted = True
             self.interrupt()
-
-    def notify_stop_in_thread(self) -> None:
-        """Like `notify_stop`, but first makes this runtime the current one of a new thread."""
-        set_thread_runtime(self)
-        self.notify_stop()
 
     def release(self) -> None:
         """Called by the engine when this node's server is no longer needed."""
@@ -236,7 +288,7 @@ class NodeRuntime:
             self._parts.append(part)
             is_stopping = self.stop_event.is_set()
         if is_stopping:
-            threading.Thread(target=part.notify_stop_in_thread, daemon=True).start()
+            part.begin_stop()
 
     # -- addresses --------------------------------------------------------------------------------
 

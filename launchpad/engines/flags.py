@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from launchpad.launch_type import LaunchType
+from launchpad.runtime import LaunchType
 
 FLAGS = flags.FLAGS
 

@@ -18,12 +18,11 @@ from launchpad.engines import manager as lp_manager
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
 from launchpad.engines.ray import engine as ray
-from launchpad.launch_type import LaunchType
 from launchpad.nodes import base, colocation, python, reverb
 from launchpad.rpc import tls
+from launchpad.runtime import LaunchType
 from rl_replicator.processes import ports
 
-_LOOPBACK = "127.0.0.1"
 _TERMINALS = (
     *("current_terminal", "output_to_files", "gnome-terminal", "gnome-terminal-tabs", "xterm"),
     *("tmux_session", "byobu_session"),
@@ -38,11 +37,6 @@ LAUNCHERS: dict[LaunchType, Callable[[engine.Launch], engine.Engine]] = {
     LaunchType.TEST_MULTI_PROCESSING: processes.ProcessEngine,
     LaunchType.RAY: ray.RayEngine,
 }
-
-_TEST_TYPES = (
-    LaunchType.TEST_MULTI_THREADING,
-    LaunchType.TEST_MULTI_PROCESSING,
-)
 
 
 def launch(
@@ -120,7 +114,7 @@ def launch(
         engine_.close,
     )
     supervisor.launcher = _launcher_runtime(launch_, supervisor)
-    is_test = launch_type in _TEST_TYPES
+    is_test = launch_type != LaunchType.RAY and not lp_runtime.is_local_launch(launch_type)
     manager = lp_manager.ProgramManager(supervisor, is_test)
     if test_case is not None:
         test_case.addCleanup(manager.stop_and_wait)
@@ -210,7 +204,7 @@ def _describe(
         program_id=uuid.uuid4().hex,
         secret=tls.secret_of_program(),
         launch_type=launch_type,
-        host=_LOOPBACK,
+        host=tls.LOOPBACK,
         owners=_owners(program, members),
     )
     return engine.Launch(members, info, {}, address)

@@ -163,11 +163,9 @@ class Child:
             elif kind == "release":
                 self.runtime.release()
             elif kind == "stop":
-                # Stop handlers are user code, and may block.
-                notify = self.runtime.notify_stop_in_thread
-                threading.Thread(target=notify, name="stop", daemon=True).start()
+                self.runtime.begin_stop()
         # The launcher is gone without having stopped this process, so it ends itself.
-        threading.Thread(target=self.runtime.notify_stop_in_thread, daemon=True).start()
+        self.runtime.begin_stop()
         time.sleep(_ORPHAN_SECS)
         if os.getpgid(0) == os.getpid():  # Kill what it has started, too, but nothing else.
             os.killpg(0, signal.SIGKILL)

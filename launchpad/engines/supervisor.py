@@ -442,11 +442,7 @@ class Supervisor:
         """
         if self._handlers is None:
             launcher.mark_stop_aware()  # The launching thread is never interrupted.
-            handlers = threading.Thread(
-                target=launcher.notify_stop, name="launcher stop", daemon=True
-            )
-            handlers.start()
-            self._handlers = handlers
+            self._handlers = launcher.begin_stop()
         return self._handlers
 
     def _advance(self, now: float) -> None:

@@ -57,9 +57,7 @@ class ThreadWorker(lp_member.Worker):
 
     def notify_stop(self) -> None:
         """Sets the stop event and runs the stop handlers, in a thread of their own."""
-        # Stop handlers are user code, and may block.
-        name = f"{self.runtime.name} stop"
-        threading.Thread(target=self.runtime.notify_stop_in_thread, name=name, daemon=True).start()
+        self.runtime.begin_stop()
 
     def release(self) -> None:
         """Lets the server of the node end."""

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
-from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
+from launchpad.runtime import LaunchContext, LaunchType
 
 # The shortest silence after which a process can be considered frozen, in seconds.
 _FROZEN_SECS = 5 * lp_runtime.HEARTBEAT_SECS

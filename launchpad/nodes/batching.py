@@ -14,7 +14,7 @@ from concurrent import futures
 from typing import Any
 
 from launchpad import runtime as lp_runtime
-from launchpad.rpc import courier
+from launchpad.rpc import server as rpc_server
 
 
 def batched_handler(
@@ -183,18 +183,18 @@ def _row(batch: Any, index: int, size: int) -> Any:
     return batch[index]
 
 
-def make_courier_server(instance: Any, *args: Any, **kwargs: Any) -> courier.Server:
+def make_courier_server(instance: Any, *args: Any, **kwargs: Any) -> rpc_server.Server:
     """Returns a server of the public methods of `instance`, not started yet.
 
     Args:
       instance: The object.
-      *args: Arguments of `courier.Server`.
+      *args: Arguments of `Server`.
       **kwargs: Its keyword arguments.
 
     Raises:
       ValueError: `thread_pool_size` is not positive.
       OSError: The port is taken.
     """
-    server = courier.Server(*args, **kwargs)
+    server = rpc_server.Server(*args, **kwargs)
     server.bind_methods(instance)
     return server

@@ -153,7 +153,7 @@ class MultiThreadingColocation(_Colocation):
             if deadline == math.inf and (failure is not None or self._return_on_first_completed):
                 deadline = time.monotonic() + _PARTS_SECS
                 for part in parts:
-                    threading.Thread(target=part.end, daemon=True).start()
+                    part.end()
         if left:
             names = ", ".join(part.thread.name for part in parts if part.thread.is_alive())
             lp_runtime.logger.warning("left behind after %g s: %s", _PARTS_SECS, names)
@@ -205,7 +205,7 @@ class _Part:
 
     def end(self) -> None:
         """Stops this node alone."""
-        self._runtime.notify_stop_in_thread()
+        self._runtime.begin_stop()
         self._runtime.release()
 
     def _on_end(self, error: BaseException | None) -> None:

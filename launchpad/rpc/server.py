@@ -195,6 +195,30 @@ class MethodServer:
             lp_runtime.set_thread_runtime(previous)
 
 
+class Server(MethodServer):
+    """Serves functions by name on a port of this machine. It can be started once."""
+
+    def __init__(
+        self, name: str | None = None, port: int | None = None, thread_pool_size: int = 16
+    ):
+        """Binds the port; serves nothing yet.
+
+        Args:
+          name: Accepted for compatibility with upstream; clients need the address.
+          port: TCP port; None for a free one.
+          thread_pool_size: Number of calls that are handled concurrently.
+
+        Raises:
+          ValueError: `thread_pool_size` is not positive.
+          OSError: The port is taken.
+        """
+        del name
+        runtime = lp_runtime.current()
+        secret = runtime.info.secret if runtime else tls.secret_of_user()
+        super().__init__(secret, f"{tls.LOOPBACK}:{port or 0}", thread_pool_size, runtime)
+        self.address = f"localhost:{self.port}"
+
+
 def _value(metadata: Iterable[Any]) -> bytes:
     return next((value for key, value in metadata if key == CALL_KEY), b"")
 

@@ -31,8 +31,8 @@ from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import courier as courier_node
 from launchpad.rpc import client as rpc_client
-from launchpad.rpc import courier, tls, wire
 from launchpad.rpc import server as rpc_server
+from launchpad.rpc import tls, wire
 from tests.launchpad import programs
 from tests.waiting import wait_until
 
@@ -447,7 +447,7 @@ def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch,
 
 def test_nodes_and_others_who_know_the_secret_call_each_other(monkeypatch):
     monkeypatch.setenv(tls.SECRET_VARIABLE, "ab" * 32)
-    server = courier.Server()
+    server = rpc_server.Server()
     server.Bind("double", lambda value: 2 * value)
     server.Start()
     program, recorder = programs.recorder_program()

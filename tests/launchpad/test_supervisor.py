@@ -393,8 +393,10 @@ def test_a_process_that_can_start_no_thread_ends(caplog, monkeypatch):
             # At first, more than there are addresses.
             threading.stack_size(1 << 47 if len(told) == 1 else 0)
 
-        def notify_stop(self):
-            told.append("stop")
+        def begin_stop(self):
+            thread = threading.Thread(target=told.append, args=["stop"])
+            thread.start()
+            return thread
 
     program.supervisor.launcher = Launcher()
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
