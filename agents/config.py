@@ -23,6 +23,9 @@ MAX_LAYER_SIZE = 8192
 MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 _MAX_ATOMS = 4096
+# No gradient reaches this norm. Near the limit of float32, clipping to a norm turns all gradients
+# into zeros, infinity and NaN.
+_MAX_NORM = 1e30
 # Limit of the atoms' absolute values. Near the limit of float32, differences between atoms would be
 # infinite.
 MAX_RETURN = 1e30
@@ -37,15 +40,18 @@ class Settings:
     """Base of all groups of settings, so that each can check its own fields in `__post_init__`.
 
     It has no fields. A class inherits from each group once: a field that is inherited twice would
-    take the default of the wrong class.
+    take the default of the wrong class. A field that is overridden without a docstring keeps the
+    help of the group.
     """
+
+    _GROUP = "agent"  # The path of its fields among the options.
 
     def __post_init__(self) -> None:
         """Ends the chain of `super().__post_init__()` calls."""
 
     def check(self, is_good: bool, name: str, expected: str) -> None:
         """Raises a ConfigError that names the option of field `name`, unless `is_good`."""
-        check_option(is_good, f"agent.{name}", expected, getattr(self, name))
+        check_option(is_good, f"{self._GROUP}.{name}", expected, getattr(self, name))
 
     def check_layers(self, name: str) -> None:
         """Raises ConfigError unless the named field is a list of layer sizes, fit for the torso."""
@@ -58,6 +64,22 @@ class Settings:
     def check_rate(self, name: str) -> None:
         """Raises ConfigError unless the named field is a learning rate."""
         self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
+
+    def check_norm(self, name: str) -> None:
+        """Raises ConfigError unless the named field is a norm that gradients can be clipped to."""
+        norm = getattr(self, name)
+        is_good = norm is None or 0 < norm <= _MAX_NORM
+        self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
+
+    def check_positive(self, *names: str) -> None:
+        """Raises ConfigError unless each named field is positive and finite."""
+        for name in names:
+            self.check(0 < getattr(self, name) < math.inf, name, "a finite number above 0")
+
+    def check_weight(self, *names: str) -> None:
+        """Raises ConfigError unless each named field is finite and not negative."""
+        for name in names:
+            self.check(0 <= getattr(self, name) < math.inf, name, "a finite number, at least 0")
 
     def check_at_least(self, least: float, *names: str) -> None:
         """Raises ConfigError unless each named field is at least `least`."""
@@ -131,6 +153,24 @@ class OffPolicyConfig(LearnerConfig):
         self.check(self.n_step <= MAX_N_STEP, "n_step", f"at most {MAX_N_STEP}")
         self.check(0 <= self.weight_decay < 1, "weight_decay", "a number in [0, 1)")
         self.check_rate("critic_learning_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetSettings(Settings):
+    """How target networks follow the online networks, and how gradients are clipped."""
+
+    target_update_period: int = 100
+    """Learner steps between two updates of the target networks."""
+    target_update_rate: float = 1.0
+    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
+    max_gradient_norm: float | None = 40.0
+    """Maximum global norm of a network's gradient. None: no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "target_update_period")
+        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
+        self.check_norm("max_gradient_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +254,7 @@ class NoiseSettings(Settings):
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
         self.check_at_least(0, "exploration_random_steps")
-        is_finite = 0 <= self.preactivation_penalty < math.inf  # Infinity times zero excess is NaN.
-        self.check(is_finite, "preactivation_penalty", "a finite number, at least 0")
+        self.check_weight("preactivation_penalty")  # Infinity times zero excess is NaN.
         spread = self.exploration_spread
         self.check(1 <= spread <= _MAX_SIGMA, "exploration_spread", f"1 to {_MAX_SIGMA}")
         for name in ("exploration_sigma", "exploration_sigma_end"):
@@ -225,8 +264,10 @@ class NoiseSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class CoreConfig:
+class CoreConfig(Settings):
     """A recurrent core between the encoder and the other layers."""
+
+    _GROUP = "agent.memory"
 
     core: Literal["none", "lstm", "gru"] = "none"
     """`lstm` or `gru`: the agent remembers the observations of an episode; `none`: it does not."""
@@ -234,8 +275,7 @@ class CoreConfig:
     """Units of the core, and of the layer in front of it."""
 
     def __post_init__(self) -> None:
-        is_good = 1 <= self.size <= MAX_LAYER_SIZE
-        check_option(is_good, "agent.memory.size", f"1 to {MAX_LAYER_SIZE}", self.size)
+        self.check(1 <= self.size <= MAX_LAYER_SIZE, "size", f"1 to {MAX_LAYER_SIZE}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,12 +297,10 @@ class MemoryConfig(CoreConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         steps, most = self.trained_steps, MAX_N_STEP
-        expected = f"a number from 1 to {most}"
-        check_option(1 <= steps <= most, "agent.memory.trained_steps", expected, steps)
+        self.check(1 <= steps <= most, "trained_steps", f"a number from 1 to {most}")
         expected = f"from 0 to less than trained_steps ({steps})"
-        check_option(0 <= self.overlap < steps, "agent.memory.overlap", expected, self.overlap)
-        expected = f"a number from 0 to {most}"
-        check_option(0 <= self.burn_in <= most, "agent.memory.burn_in", expected, self.burn_in)
+        self.check(0 <= self.overlap < steps, "overlap", expected)
+        self.check(0 <= self.burn_in <= most, "burn_in", f"a number from 0 to {most}")
 
 
 def memory_of(config: Any) -> CoreConfig | None:
@@ -328,6 +366,37 @@ class PixelSettings(EncoderSettings):
 
     replay: FrameReplayConfig = FrameReplayConfig()
     """The replay table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelNoiseSettings(PixelSettings):
+    """What an agent with `NoiseSettings` does differently from pixels, by default as in DrQ-v2.
+
+    Yarats et al. 2021 (arXiv:2107.09645), unless stated otherwise.
+    """
+
+    squash_gradient: Literal["tanh", "inverting"] = "inverting"
+    """Derivative of the tanh at the policy's output. From state the default is `tanh`, as in
+    DrQ-v2."""
+    preactivation_penalty: float = 0.0
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
+    tanh. From state the default is 1e-3; from pixels, where gradients are inverted, a penalty was
+    not tried."""
+    exploration_random_steps: int = 0
+    """Environment steps, over all actors, before the policy acts. From state the default is 5,000;
+    from pixels, the initial noise is as wide as the range of actions."""
+    exploration_sigma: float = 1.0
+    """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
+    exploration_sigma_end: float | None = 0.1
+    """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
+    exploration_steps: int = 40_000
+    """Environment steps over which the standard deviation changes linearly. DrQ-v2 uses 100,000 for
+    easy tasks."""
+    global_batch_size: int = 128
+    """Transitions in one learner step, over all replicas. DrQ-v2 uses 256."""
+    target_update_rate: float = 0.01
+    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
+    steps_per_call: int = 4
 
 
 def resolved(config: Any, stored: Mapping[str, Any], action_repeat: int) -> Any:

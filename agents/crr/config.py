@@ -1,7 +1,6 @@
 """All hyper-parameters of CRR."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from agents.config import CategoricalSettings, OffPolicyConfig, PixelSettings, PolicySettings
@@ -34,16 +33,13 @@ class CRRConfig(CriticSettings, CategoricalSettings, PolicySettings, OffPolicyCo
     """Gaussians in the mixture that is the policy. 1: a Gaussian. More can hold several ways to act
     in a state, but the most probable one, which is evaluated, is not the mean of noisy actions."""
     policy_average: int = 2000
-    """Number of last learner steps over which the weights of the evaluated policy are averaged;
-    early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
     replay: ReplayConfig = ReplayConfig()
     """The replay table. Its ratio has no effect with `--offline`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "num_samples", "num_components")
-        for name in ("beta", "max_weight"):
-            self.check(0 < getattr(self, name) < math.inf, name, "a finite number above 0")
+        self.check_positive("beta", "max_weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +50,4 @@ class PixelCRRConfig(PixelSettings, CRRConfig):
     """
 
     global_batch_size: int = 128
-    """Transitions in one learner step, over all replicas."""
     steps_per_call: int = 4
-    """Learner steps inside one compiled call."""

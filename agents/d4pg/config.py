@@ -9,20 +9,16 @@ from agents.config import (
     MemorySettings,
     NoiseSettings,
     OffPolicyConfig,
-    PixelSettings,
+    PixelNoiseSettings,
     PolicySettings,
-    Settings,
+    TargetSettings,
 )
 from agents.replay.config import ReplayConfig
 
-# No gradient reaches this norm. Near the limit of float32, clipping to a norm turns all gradients
-# into zeros, infinity and NaN.
-_MAX_NORM = 1e30
-
 
 @dataclasses.dataclass(frozen=True)
-class CriticSettings(Settings):
-    """How D4PG trains its critic, and what follows its weights."""
+class CriticSettings(TargetSettings):
+    """How D4PG trains its critic."""
 
     num_critics: Literal[1, 2] = 1
     """2: of two critics, the one with the smaller mean makes targets and trains the policy, as in
@@ -30,24 +26,6 @@ class CriticSettings(Settings):
     critic_loss: str = "categorical"
     """`categorical`, or the import path of a function with the signature of
     `agents.learning.categorical.categorical_td_loss`."""
-    target_update_period: int = 100
-    """Learner steps between two updates of the target networks."""
-    target_update_rate: float = 1.0
-    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
-    max_gradient_norm: float | None = 40.0
-    """Maximum global norm of a network's gradient. None: no clipping."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_at_least(1, "target_update_period")
-        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
-        self.check_norm("max_gradient_norm")
-
-    def check_norm(self, name: str) -> None:
-        """Raises ConfigError unless the named field is a norm that gradients can be clipped to."""
-        norm = getattr(self, name)
-        is_good = norm is None or 0 < norm <= _MAX_NORM
-        self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +71,6 @@ class D4PGConfig(
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
     policy_average: int = 2000
-    """Number of last learner steps over which the weights of the evaluated policy are averaged;
-    early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
     max_action_gradient_norm: float | None = 1.0
     """Maximum norm of one example's dQ/da. None: no clipping."""
     replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
@@ -184,38 +160,14 @@ XQC = dataclasses.replace(
 
 
 @dataclasses.dataclass(frozen=True)
-class PixelD4PGConfig(PixelSettings, D4PGConfig):
+class PixelD4PGConfig(PixelNoiseSettings, D4PGConfig):
     """Hyper-parameters of D4PG from pixels.
 
-    Where they differ from D4PG from state, they follow DrQ-v2 (Yarats et al. 2021,
-    arXiv:2107.09645), unless stated otherwise.
+    Where they differ from D4PG from state, they follow DrQ-v2 (`PixelNoiseSettings`), unless stated
+    otherwise.
     """
 
-    exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts. From state the default is 5,000;
-    from pixels, the initial noise is as wide as the range of actions."""
-    exploration_sigma: float = 1.0
-    """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
-    exploration_sigma_end: float | None = 0.1
-    """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
-    exploration_steps: int = 40_000
-    """Environment steps over which the standard deviation changes linearly. DrQ-v2 uses 100,000 for
-    easy tasks."""
-    global_batch_size: int = 128
-    """Transitions in one learner step, over all replicas. DrQ-v2 uses 256."""
     policy_average: int = 1
     """Learner steps over which the weights of the evaluated policy are averaged. From state the
     default is 2000; from pixels, it made no difference on reacher:easy (docs/results.md)."""
-    preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
-    tanh. From state the default is 1e-3; from pixels, where gradients are inverted, a penalty was
-    not tried."""
-    squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """Derivative of the tanh at the policy's output. From state the default is `tanh`, as in
-    DrQ-v2."""
     target_update_period: int = 1
-    """Learner steps between two updates of the target networks."""
-    target_update_rate: float = 0.01
-    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
-    steps_per_call: int = 4
-    """Learner steps inside one compiled call."""

@@ -1,7 +1,6 @@
 """All hyper-parameters of IMPALA."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from agents.config import CoreConfig, EncoderSettings, LearnerConfig, PolicySettings
@@ -18,7 +17,6 @@ class ImpalaConfig(PolicySettings, LearnerConfig):
     """
 
     policy_layers: tuple[int, ...] = (64, 64)
-    """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (64, 64)
     """Units of the hidden layers of the critic, which values states."""
     policy_learning_rate: float = 1e-3
@@ -56,12 +54,8 @@ class ImpalaConfig(PolicySettings, LearnerConfig):
         self.check_at_least(1, "queue_size")
         self.check(self.torso != "xqc", "torso", "mlp or simba")
         self.check(0 <= self.vtrace_lambda <= 1, "vtrace_lambda", "a number in [0, 1]")
-        for name in ("max_rho", "max_c", "entropy_cost", "baseline_cost"):
-            self.check(0 <= getattr(self, name) < math.inf, name, "a finite number, at least 0")
-        norm = self.max_gradient_norm
-        self.check(
-            norm is None or 0 < norm < math.inf, "max_gradient_norm", "a positive number, or None"
-        )
+        self.check_weight("max_rho", "max_c", "entropy_cost", "baseline_cost")
+        self.check_norm("max_gradient_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +63,11 @@ class PixelImpalaConfig(EncoderSettings, ImpalaConfig):
     """Hyper-parameters of IMPALA from pixels."""
 
     encoder: str = "impala"
-    """The convolutional network: `small`, `nature`, `drq_v2`, `mrq`, `impala`, or the import path
-    of a function (`agents.networks.encoders`)."""
     feature_size: int = 256
-    """Number of units to which policy and critic project the features, each with its own layer."""
     policy_layers: tuple[int, ...] = (256,)
-    """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (256,)
-    """Units of the hidden layers of the critic, which values states."""
     policy_learning_rate: float = 3e-4
-    """Adam's step size, for the policy, the critic and the encoder."""
     frame_stack: int = 4
-    """Frames in an observation."""
     max_shift: int = 0
     """Maximum number of pixels by which training observations are randomly shifted. 0: no
     augmentation, as actors see the frames for which they choose actions."""

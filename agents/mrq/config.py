@@ -1,7 +1,7 @@
 """All hyper-parameters of MR.Q."""
 
 import dataclasses
-import math
+from typing import Any
 
 from agents.config import (
     MAX_LAYER_SIZE,
@@ -12,6 +12,13 @@ from agents.config import (
     PolicySettings,
 )
 from agents.replay.config import FrameReplayConfig, ReplayConfig
+
+_LAP: dict[str, Any] = {
+    "samples_per_insert": 256.0,
+    "priority_exponent": 0.4,
+    "importance_exponent_start": 0.0,
+    "importance_exponent_end": 0.0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +41,6 @@ class MRQConfig(NoiseSettings, PolicySettings, OffPolicyConfig):
     horizon: int = 5
     """Steps over which the encoders are unrolled, at least `n_step`."""
     n_step: int = 3
-    """Number of rewards in a return before it bootstraps."""
     encoder_learning_rate: float = 1e-4
     """Adam's step size for the encoders."""
     weight_decay: float = 1e-4
@@ -66,13 +72,7 @@ class MRQConfig(NoiseSettings, PolicySettings, OffPolicyConfig):
     learner starts, and draws a new random action in every step; here, each is held for 8 steps on
     average."""
     exploration_sigma: float = 0.2
-    """Standard deviation of the actors' noise; actions span [-1, 1]."""
-    replay: ReplayConfig = ReplayConfig(
-        samples_per_insert=256.0,
-        priority_exponent=0.4,
-        importance_exponent_start=0.0,
-        importance_exponent_end=0.0,
-    )
+    replay: ReplayConfig = ReplayConfig(**_LAP)
     """The replay table of sequences, one for each step. 256 samples per insert are one learner step
     per action, as in the paper. Priorities are those of LAP (Fujimoto et al. 2020,
     arXiv:2007.06049): the Huber loss takes the place of importance weights."""
@@ -89,8 +89,7 @@ class MRQConfig(NoiseSettings, PolicySettings, OffPolicyConfig):
         self.check(is_good, "horizon", f"n_step ({self.n_step}) to {MAX_N_STEP}")
         self.check_at_least(0, "dynamics_weight", "reward_weight", "end_weight")
         self.check_at_least(0, "target_noise_sigma", "target_noise_clip")
-        for name in ("max_gradient_norm", "temperature"):
-            self.check(0 < getattr(self, name) < math.inf, name, "a finite number above 0")
+        self.check_positive("max_gradient_norm", "temperature")
 
     def check_layers(self, name: str) -> None:
         """See `Settings`; none are as many of `width` as in the paper."""
@@ -103,16 +102,7 @@ class PixelMRQConfig(PixelSettings, MRQConfig):
     """Hyper-parameters of MR.Q from pixels."""
 
     encoder: str = "mrq"
-    """The convolutional network: `small`, `nature`, `drq_v2`, `mrq`, `impala`, or the import path
-    of a function (`agents.networks.encoders`)."""
     feature_size: int = 512
     """Features of a state: units of the layer after the convolutions."""
     steps_per_call: int = 4
-    """Learner steps inside one compiled call."""
-    replay: FrameReplayConfig = FrameReplayConfig(
-        samples_per_insert=256.0,
-        priority_exponent=0.4,
-        importance_exponent_start=0.0,
-        importance_exponent_end=0.0,
-    )
-    """The replay table of sequences; see `MRQConfig`."""
+    replay: FrameReplayConfig = FrameReplayConfig(**_LAP)

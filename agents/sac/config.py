@@ -38,12 +38,10 @@ class SACConfig(PolicySettings, OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_good = 0 < self.initial_temperature < math.inf
-        self.check(is_good, "initial_temperature", "a finite number above 0")
+        self.check_positive("initial_temperature")
         is_good = self.target_entropy is None or math.isfinite(self.target_entropy)
         self.check(is_good, "target_entropy", "a finite number")
-        rate = self.temperature_learning_rate
-        self.check(0 < rate < 1, "temperature_learning_rate", "a number between 0 and 1")
+        self.check_rate("temperature_learning_rate")
         self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
 
 
@@ -55,6 +53,4 @@ class PixelSACConfig(PixelSettings, SACConfig):
     """
 
     global_batch_size: int = 128
-    """Transitions in one learner step, over all replicas."""
     steps_per_call: int = 4
-    """Learner steps inside one compiled call."""

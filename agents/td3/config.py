@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings, PolicySettings
+from agents.config import NoiseSettings, OffPolicyConfig, PixelNoiseSettings, PolicySettings
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 
 
@@ -36,8 +36,6 @@ class TD3Config(NoiseSettings, PolicySettings, OffPolicyConfig):
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critics. The paper uses 1e-3."""
     policy_average: int = 1000
-    """Number of last learner steps over which the weights of the evaluated policy are averaged;
-    early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
     target_update_rate: float = 0.005
     """tau: how far an update moves the target networks towards the online networks."""
     policy_delay: int = 2
@@ -64,42 +62,17 @@ class TD3Config(NoiseSettings, PolicySettings, OffPolicyConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class PixelTD3Config(PixelSettings, TD3Config):
+class PixelTD3Config(PixelNoiseSettings, TD3Config):
     """Hyper-parameters of TD3 from pixels.
 
-    Where they differ from TD3 from state, they follow DrQ-v2 (Yarats et al. 2021,
-    arXiv:2107.09645), unless stated otherwise.
+    Where they differ from TD3 from state, they follow DrQ-v2 (`PixelNoiseSettings`), unless stated
+    otherwise.
     """
 
-    squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """Derivative of the tanh at the policy's output. From state the default is `tanh`, as in
-    DrQ-v2."""
-    preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
-    From state the default is 1e-3; from pixels, where gradients are inverted, a penalty was not
-    tried."""
-    exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts. From state the default is 5,000;
-    from pixels, the initial noise is as wide as the range of actions."""
-    exploration_sigma: float = 1.0
-    """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
-    exploration_sigma_end: float | None = 0.1
-    """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
-    exploration_steps: int = 40_000
-    """Environment steps over which the standard deviation changes linearly. DrQ-v2 uses 100,000 for
-    easy tasks."""
-    global_batch_size: int = 128
-    """Transitions in one learner step, over all replicas. DrQ-v2 uses 256."""
     policy_average: int = 1
     """Learner steps over which the weights of the evaluated policy are averaged. From state the
     default is 1000; from pixels, an average was not tried."""
-    target_update_rate: float = 0.01
-    """tau: how far an update moves the target networks towards the online networks. From state the
-    default is 0.005."""
     policy_delay: int = 1
-    """Learner steps between two updates of the policy and of the target networks."""
-    steps_per_call: int = 4
-    """Learner steps inside one compiled call."""
 
 
 # DrQ-v2 (Yarats et al. 2021, arXiv:2107.09645) for tasks of medium difficulty, at 84 x 84 with an
