@@ -4,7 +4,6 @@ Shapes: B is the batch, Z the number of outputs for one action.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -12,23 +11,26 @@ import tensorflow as tf
 from agents.learning import categorical
 
 
-class Values(Protocol):
-    """The meaning of outputs.
+class CategoricalValues:
+    """The logits of probabilities on atoms (C51, Bellemare et al. 2017, arXiv:1707.06887).
 
     Attributes:
       initial_outputs: [Z] float32, the outputs of a new network for every action.
     """
 
-    initial_outputs: np.ndarray
+    def __init__(self, atoms: np.ndarray, prior_logits: np.ndarray):
+        """Stores the support, [Z] float32, and the logits of a new network, [Z] float32."""
+        self._atoms = atoms
+        self.initial_outputs = prior_logits
 
     def mean(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns expected returns: [..., Z] -> [...]."""
-        ...
+        return tf.reduce_sum(tf.nn.softmax(outputs) * self._atoms, axis=-1)
 
     def td_loss(
         self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes the loss of each transition. No gradient reaches its target.
+        """Computes the loss of each transition: the cross-entropy to the projected target.
 
         Args:
           outputs_tm1: [B, Z] online network at the stored action.
@@ -37,44 +39,24 @@ class Values(Protocol):
           outputs_t: [B, Z] target network at the bootstrap observation and the best action.
 
         Returns:
-          [B] losses and [B] priorities.
+          [B] losses, and [B] priorities, the KL divergences. No gradient reaches the target.
         """
-        ...
-
-    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns scalars by name, given outputs [B, Z]."""
-        ...
-
-
-class CategoricalValues:
-    """The logits of probabilities on atoms (C51, Bellemare et al. 2017, arXiv:1707.06887)."""
-
-    def __init__(self, atoms: np.ndarray, prior_logits: np.ndarray):
-        """Stores the support, [Z] float32, and the logits of a new network, [Z] float32."""
-        self._atoms = atoms
-        self.initial_outputs = prior_logits
-
-    def mean(self, outputs: tf.Tensor) -> tf.Tensor:
-        """See `Values`."""
-        return tf.reduce_sum(tf.nn.softmax(outputs) * self._atoms, axis=-1)
-
-    def td_loss(
-        self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Values`: the cross-entropy to the projected target, and the KL divergence."""
         losses, targets = categorical.categorical_td_loss(
             outputs_tm1, r_t, d_t, tf.nn.softmax(outputs_t), tf.constant(self._atoms)
         )
         return losses, categorical.kl_priorities(losses, targets)
 
     def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See `Values`: the probability at the edges of the support."""
+        """Returns scalars by name, given outputs [B, Z]: the mass at the edges of the support."""
         low, high = categorical.edge_mass(tf.nn.softmax(outputs))
         return {"value_edge_mass_low": low, "value_edge_mass_high": high}
 
 
 class ScalarValues:
-    """One output, the expected return (Mnih et al. 2015), or a function of it."""
+    """One output, the expected return (Mnih et al. 2015), or a function of it.
+
+    See `CategoricalValues` for the methods.
+    """
 
     def __init__(
         self,
@@ -93,18 +75,21 @@ class ScalarValues:
         self.initial_outputs = np.zeros(1, np.float32)
 
     def mean(self, outputs: tf.Tensor) -> tf.Tensor:
-        """See `Values`."""
+        """See `CategoricalValues`."""
         return self._unscaled(tf.squeeze(outputs, axis=-1))
 
     def td_loss(
         self, outputs_tm1: tf.Tensor, r_t: tf.Tensor, d_t: tf.Tensor, outputs_t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Values`: the loss of the TD error, and its absolute value."""
+        """See `CategoricalValues`: the loss of the TD error, and its absolute value."""
         target = tf.stop_gradient(self._scaled(r_t + d_t * self.mean(outputs_t)))  # [B]
         td_errors = target - tf.squeeze(outputs_tm1, axis=-1)  # [B]
         return self._td_loss(td_errors), tf.stop_gradient(tf.abs(td_errors))
 
     def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See `Values`: none."""
+        """See `CategoricalValues`: none."""
         del outputs
         return {}
+
+
+Values = CategoricalValues | ScalarValues

@@ -4,7 +4,7 @@ Shapes: B is the batch, M the number of steps in it, F the number of features.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 import tree
@@ -20,8 +20,8 @@ Augment = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Seed = Callable[[int], tf.Tensor]
 
 
-class BatchSteps(Protocol):
-    """The M steps of a batch.
+class TransitionSteps:
+    """Transitions, each of which is one of the M steps of a batch.
 
     Attributes:
       action: [M, A] float32 or [M] int32.
@@ -31,37 +31,6 @@ class BatchSteps(Protocol):
       valid: [M] float32, 0 where there is no step.
       extras: what the scale of rewards depends on.
     """
-
-    action: tf.Tensor
-    reward: tf.Tensor
-    discount: tf.Tensor
-    next_observation: tf.Tensor
-    valid: tf.Tensor
-    extras: Any
-
-    def features(self, encoder: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns features at the steps and at the observations to bootstrap from, [M, F] each."""
-        ...
-
-    def weighted(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the weight of each step, 0 where it is not valid: [B] -> [M]."""
-        ...
-
-    def mean(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the mean over valid steps: [M] -> []."""
-        ...
-
-    def item_priorities(self, priorities: tf.Tensor) -> tf.Tensor:
-        """Returns the priorities of the replay's items, given those of the steps: [M] -> [B]."""
-        ...
-
-
-# Makes the steps of a batch; the seed of a stream is [2] int32.
-MakeSteps = Callable[[Sample, Seed], BatchSteps]
-
-
-class TransitionSteps:
-    """Transitions, each of which is a step; implements `BatchSteps`."""
 
     def __init__(self, sample: Sample, seed: Seed, augment: Augment):
         """Augments the observations.
@@ -80,24 +49,24 @@ class TransitionSteps:
         self._o_t = augment(transition.next_observation, seed(1))
 
     def features(self, encoder: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `BatchSteps`."""
+        """Returns features at the steps and at the observations to bootstrap from, [M, F] each."""
         return encoder(self._o_tm1), encoder(self._o_t)
 
     def weighted(self, weights: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`."""
+        """Returns the weight of each step, 0 where it is not valid: [B] -> [M]."""
         return weights
 
     def mean(self, values: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`."""
+        """Returns the mean over valid steps: [M] -> []."""
         return tf.reduce_mean(values)
 
     def item_priorities(self, priorities: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`."""
+        """Returns the priorities of the replay's items, given those of the steps: [M] -> [B]."""
         return priorities
 
 
 class WindowSteps:
-    """T steps of each of B windows, M = B T, after a burn-in of F steps; implements `BatchSteps`.
+    """T steps of each of B windows, M = B T, after a burn-in of F steps; see `TransitionSteps`.
 
     R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement
     Learning"), section 3: each network starts from the stored state and only updates it in the
@@ -144,7 +113,7 @@ class WindowSteps:
             self.extras = tf.reshape(tf.gather(_returns(window), last, batch_dims=1), [-1])  # [M]
 
     def features(self, encoder: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `BatchSteps`; the encoder is an `agents.networks.recurrent.RecurrentEncoder`."""
+        """See `TransitionSteps`; the encoder is an `agents.networks.recurrent.RecurrentEncoder`."""
         first, state = self._burn_in, self._state
         if first:
             # Before an episode there is nothing to remember.
@@ -158,15 +127,15 @@ class WindowSteps:
         return tf.reshape(trained, [-1, trained.shape[-1]]), self._after(features)
 
     def weighted(self, weights: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`."""
+        """See `TransitionSteps`."""
         return tf.repeat(weights, self._num_steps) * self.valid
 
     def mean(self, values: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`."""
+        """See `TransitionSteps`."""
         return tf.reduce_sum(self.valid * values) / tf.reduce_sum(self.valid)
 
     def item_priorities(self, priorities: tf.Tensor) -> tf.Tensor:
-        """See `BatchSteps`: eta max + (1 - eta) mean over valid steps, eta 0.9 (R2D2)."""
+        """See `TransitionSteps`: eta max + (1 - eta) mean over valid steps, eta 0.9 (R2D2)."""
         of_steps = tf.reshape(priorities * self.valid, [-1, self._num_steps])  # [B, T]
         count = tf.reduce_sum(tf.reshape(self.valid, [-1, self._num_steps]), axis=1)  # [B]
         mean = tf.reduce_sum(of_steps, axis=1) / count
@@ -176,6 +145,11 @@ class WindowSteps:
         """Selects what to bootstrap from: [B, T + n, ...] -> [M, ...]."""
         chosen = tf.gather(x, self._place, batch_dims=1)  # [B, T, ...]
         return tf.reshape(chosen, [-1, *chosen.shape[2:]])
+
+
+BatchSteps = TransitionSteps | WindowSteps
+# Makes the steps of a batch; the seed of a stream is [2] int32.
+MakeSteps = Callable[[Sample, Seed], BatchSteps]
 
 
 def _returns(window: Sequence) -> tf.Tensor:

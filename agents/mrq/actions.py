@@ -4,7 +4,6 @@ Shapes: B is the batch, A the size of the vector.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import sonnet as snt
 import tensorflow as tf
@@ -16,18 +15,18 @@ from agents.mrq import losses
 Draw = Callable[[], tf.Tensor]
 
 
-class ActionVectors(Protocol):
-    """One of the two kinds of actions.
+class ContinuousVectors:
+    """Vectors in [-1, 1].
 
     Attributes:
       noise_scale: factor on noise whose unit is half of a range of 2.
     """
 
-    noise_scale: float
+    noise_scale = 1.0
 
     def encode(self, action: tf.Tensor) -> tf.Tensor:
-        """Returns stored actions as vectors: [..., A] or [...] int32 -> [..., A] float32."""
-        ...
+        """Returns stored actions as vectors: [..., A], or [...] int32 -> [..., A] float32."""
+        return action
 
     def soft(
         self, policy: snt.Module, preactivations: tf.Tensor, mask: tf.Tensor | None, draw: Draw
@@ -43,37 +42,17 @@ class ActionVectors(Protocol):
         Returns:
           [B, A] float32.
         """
-        ...
-
-    def nearest(self, action: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-        """Returns the legal actions that are nearest: [B, A] float32 -> the same."""
-        ...
-
-
-class ContinuousVectors:
-    """See `ActionVectors`: vectors in [-1, 1]."""
-
-    noise_scale = 1.0
-
-    def encode(self, action: tf.Tensor) -> tf.Tensor:
-        """Returns `action`."""
-        return action
-
-    def soft(
-        self, policy: snt.Module, preactivations: tf.Tensor, mask: tf.Tensor | None, draw: Draw
-    ) -> tf.Tensor:
-        """See `ActionVectors`."""
         del mask, draw
         return policy.squash(preactivations)
 
     def nearest(self, action: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-        """See `ActionVectors`."""
+        """Returns the legal actions that are nearest: [B, A] float32 -> the same."""
         del mask
         return tf.clip_by_value(action, -1.0, 1.0)
 
 
 class OneHotVectors:
-    """See `ActionVectors`: one-hot vectors, and samples of Gumbel-softmax in their place."""
+    """One-hot vectors, and samples of Gumbel-softmax in their place; see `ContinuousVectors`."""
 
     noise_scale = 0.5
 
@@ -83,16 +62,19 @@ class OneHotVectors:
         self._temperature = temperature
 
     def encode(self, action: tf.Tensor) -> tf.Tensor:
-        """See `ActionVectors`."""
+        """See `ContinuousVectors`."""
         return tf.one_hot(action, self._num_actions)
 
     def soft(
         self, policy: snt.Module, preactivations: tf.Tensor, mask: tf.Tensor | None, draw: Draw
     ) -> tf.Tensor:
-        """See `ActionVectors`."""
+        """See `ContinuousVectors`."""
         del policy
         return losses.gumbel_softmax(legal_values(preactivations, mask), draw(), self._temperature)
 
     def nearest(self, action: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-        """See `ActionVectors`; after the end of an episode, none may be legal."""
+        """See `ContinuousVectors`; after the end of an episode, none may be legal."""
         return self.encode(best_action(legal_values(action, mask)))
+
+
+ActionVectors = ContinuousVectors | OneHotVectors
