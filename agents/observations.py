@@ -39,23 +39,15 @@ class StateObservations:
 
     feature_size = None  # Policy and critic take all features.
 
-    def __init__(
-        self,
-        config: Any,
-        environment_spec: specs.EnvironmentSpec,
-        make_encoder: Callable[[str], snt.Module],
-    ):
+    def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
         """Stores the settings and the specs.
 
         Args:
           config: the config of the agent; layouts need an `OffPolicyConfig`.
           environment_spec: the spec of an environment with flat observations.
-          make_encoder: name -> unbuilt module from observations to features [B, N] float32, without
-            the mask at the end of an observation.
         """
         self._config = config
         self._environment_spec = environment_spec
-        self._make_encoder = make_encoder
         self._mask_size = mask_size(environment_spec.observations)
 
     def spec(self) -> tf.TensorSpec:
@@ -85,7 +77,8 @@ class StateObservations:
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes an encoder that returns its input without a mask, normalised or unchanged."""
-        return self._make_encoder(name)
+        (size,) = self._environment_spec.observations.shape
+        return _vector_encoder(self._config, size - self._mask_size, name)
 
     def mask(self, observations: tf.Tensor) -> tf.Tensor | None:
         """Returns which actions are legal, [..., A] float32, 0 where one is not; None: all are."""
@@ -197,10 +190,9 @@ class PixelObservations:
         frames = functools.partial(make_encoder, self._settings.encoder, self._dtype())
         if not self._vector_size:
             return frames(name)
-        normalize = self._settings.normalize_observations
-        kind = RunningNormalization if normalize else IdentityEncoder
         size = self._vector_size - self._mask_size
-        return FrameAndVectorEncoder(frames, functools.partial(kind, size=size), name)
+        vector = functools.partial(_vector_encoder, self._settings, size)
+        return FrameAndVectorEncoder(frames, vector, name)
 
     def augment(self, observations: Any, seed: tf.Tensor) -> Any:
         """Stacks the frames and shifts every stack at random.
@@ -245,11 +237,10 @@ def make_observations(
     Raises:
       ConfigError: if the frames are too small for the encoder, or there is no such encoder.
     """
-    if isinstance(config, EncoderSettings):
-        return PixelObservations(config, environment_spec)
-    spec, kind = environment_spec.observations, IdentityEncoder
-    if config.normalize_observations:
-        kind = RunningNormalization
-    size = spec.shape[0] - mask_size(spec) if mask_size(spec) else None
-    make_encoder = functools.partial(kind, size=size)
-    return StateObservations(config, environment_spec, make_encoder)
+    kind = PixelObservations if isinstance(config, EncoderSettings) else StateObservations
+    return kind(config, environment_spec)
+
+
+def _vector_encoder(config: LearnerConfig, size: int, name: str) -> snt.Module:
+    kind = RunningNormalization if config.normalize_observations else IdentityEncoder
+    return kind(name, size)

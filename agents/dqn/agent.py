@@ -1,6 +1,5 @@
 """DQN: its networks and its learner, on top of the parts that off-policy agents share."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,12 +69,11 @@ class DQN(OffPolicyAgent):
         """Makes an unbuilt network: [B, F] features -> [B, A, Z] outputs."""
         config = self.config
         layers = self.after_encoder(config.critic_layers)
-        make: Callable = PlainNetwork
-        if config.duelling:
-            make = functools.partial(DuellingNetwork, make_stream=find_torso(config.torso))
         num_actions = self.environment_spec.actions.num_values
-        initial_outputs = self.make_values().initial_outputs
-        return make(layers, num_actions, initial_outputs, self.make_torso, name)
+        sizes = layers, num_actions, self.make_values().initial_outputs
+        if config.duelling:
+            return DuellingNetwork(*sizes, self.make_torso, find_torso(config.torso), name)
+        return PlainNetwork(*sizes, self.make_torso, name)
 
     def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
         """Returns the values of the actions, [B, A]; minus infinity for illegal ones."""

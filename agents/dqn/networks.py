@@ -80,9 +80,8 @@ class DuellingNetwork(snt.Module):
         num_actions: int,
         initial_outputs: np.ndarray,
         make_torso: MakeTorso,
-        name: str = "policy",
-        *,
         make_stream: MakeTorso,
+        name: str = "policy",
     ):
         """Makes the layers; see `PlainNetwork`. `make_stream` makes the last one of a stream."""
         super().__init__(name=name)

@@ -36,13 +36,6 @@ def logits_around_zero(atoms: np.ndarray) -> np.ndarray:
     return -_PRIOR_SLOPE * (distances - distances.min()) / (atoms[1] - atoms[0])
 
 
-def _check_atoms(atoms: tf.Tensor) -> None:
-    if atoms.shape.rank != 1:
-        raise ValueError(
-            f"expected atoms of rank 1, evenly spaced and increasing; got shape {atoms.shape}"
-        )
-
-
 def project_categorical(r_t, d_t, probs_t, atoms):
     """Projects the distribution of `r_t + d_t * Z` onto the fixed support of Z.
 
@@ -57,11 +50,7 @@ def project_categorical(r_t, d_t, probs_t, atoms):
 
     Returns:
       [B, Z] float32 probabilities; each row sums to the sum of its row in `probs_t`.
-
-    Raises:
-      ValueError: if `atoms` is not of rank 1.
     """
-    _check_atoms(atoms)
     num_atoms = atoms.shape[0]
     spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
     moved = r_t[:, None] + d_t[:, None] * atoms[None, :]  # [B, Z]
@@ -98,9 +87,6 @@ def categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms):
 
     Returns:
       [B] losses in nats, and the [B, Z] targets. No gradient reaches the target.
-
-    Raises:
-      ValueError: if `atoms` is not of rank 1.
     """
     target = tf.stop_gradient(project_categorical(r_t, d_t, probs_t, atoms))
     losses = tf.nn.softmax_cross_entropy_with_logits(labels=target, logits=logits_tm1)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.dqn.losses import best_action, legal_values
+from agents.learning.targets import update_targets
 from agents.mrq.actions import ActionVectors, ContinuousVectors, OneHotVectors
 from agents.mrq.learner import MRQLearner
 from agents.mrq.networks import (
@@ -22,7 +23,7 @@ from agents.mrq.networks import (
     StateEncoder,
     normalized_mlp,
 )
-from agents.networks.actor_critic import DeterministicPolicy, inverting_tanh
+from agents.networks.actor_critic import DeterministicPolicy, TwinCritic, inverting_tanh
 from agents.networks.mlp import MakeTorso
 from agents.networks.torsos import find_torso
 from agents.off_policy_agent import OffPolicyAgent
@@ -55,17 +56,16 @@ class MRQ(OffPolicyAgent):
         return ContinuousVectors()
 
     @property
-    def _make_torso(self) -> MakeTorso:
+    def make_torso(self) -> MakeTorso:
+        """See `OffPolicyAgent`."""
         torso = self.config.torso
         return normalized_mlp if torso == "mlp" else find_torso(torso)
 
-    def _make_encoder(self, name: str) -> StateEncoder:
+    def make_encoder(self, name: str) -> StateEncoder:
+        """See `OffPolicyAgent`."""
         width, feature_size = self.config.width, self.observations.feature_size
         layers = (width, width, width) if feature_size is None else (feature_size,)
-        return StateEncoder(self.observations.make_encoder, layers, self._make_torso, name)
-
-    def _make_pair_encoder(self, name: str) -> PairEncoder:
-        return PairEncoder(self.config.width, self._make_torso, name)
+        return StateEncoder(self.observations.make_encoder, layers, self.make_torso, name)
 
     def make_policy(self, name: str) -> DeterministicPolicy:
         """See `OffPolicyAgent`."""
@@ -76,13 +76,7 @@ class MRQ(OffPolicyAgent):
         else:
             size = self.environment_spec.actions.shape[0]
             squash = inverting_tanh if config.squash_gradient == "inverting" else tf.tanh
-        return DeterministicPolicy(layers, size, squash, self._make_torso, name)
-
-    def make_acting_networks(self) -> dict[str, snt.Module]:
-        """See `OffPolicyAgent`."""
-        encoder, policy = self._make_encoder("encoder"), self.make_policy("policy")
-        policy(encoder(self.zero_observation()))
-        return {"encoder": encoder, "policy": policy}
+        return DeterministicPolicy(layers, size, squash, self.make_torso, name)
 
     def policy_outputs(self, networks: Mapping[str, snt.Module], observation: tf.Tensor) -> Any:
         """Returns the actions, or the logits of discrete ones, minus infinity for illegal ones."""
@@ -125,20 +119,12 @@ class MRQ(OffPolicyAgent):
 
         online = self._make_networks("", self.make_acting_networks())
         policy = self.make_policy("target_policy")
-        others = {"encoder": self._make_encoder("target_encoder"), "policy": policy}
+        others = {"encoder": self.make_encoder("target_encoder"), "policy": policy}
         target = self.copied(online, self._make_networks("target_", others), outputs_of)
-        model = LatentModel(
-            self._make_encoder("model_encoder"),
-            self._make_pair_encoder("model_pair_encoder"),
-            self.config.num_bins,
-        )
+        encoders = self.make_encoder("model_encoder"), self._make_pair_encoder("model_pair_encoder")
+        model = LatentModel(*encoders, self.config.num_bins)
         model(observation, action[:, None])
-        for copy, source in (
-            (model.encoder, online.encoder),
-            (model.pair_encoder, online.pair_encoder),
-        ):
-            for variable, value in zip(copy.variables, source.variables, strict=True):
-                variable.assign(value)
+        update_targets(encoders, (online.encoder, online.pair_encoder), rate=1.0)
         return MRQLearner(
             self.config,
             online=online,
@@ -153,8 +139,12 @@ class MRQ(OffPolicyAgent):
     def _make_networks(self, prefix: str, acting: Mapping[str, snt.Module]) -> Networks:
         config = self.config
         layers = config.critic_layers or (config.width,) * 3
+        make_critic = functools.partial(PairCritic, layers, self.make_torso)
         return Networks(
             pair_encoder=self._make_pair_encoder(f"{prefix}pair_encoder"),
-            critic=PairCritic(layers, self._make_torso, f"{prefix}critic"),
+            critic=TwinCritic(make_critic, f"{prefix}critic"),
             **acting,
         )
+
+    def _make_pair_encoder(self, name: str) -> PairEncoder:
+        return PairEncoder(self.config.width, self.make_torso, name)

@@ -1,5 +1,6 @@
 """The learner's variables and one step of MR.Q, written for a single device."""
 
+import functools
 from typing import Any
 
 import sonnet as snt
@@ -184,15 +185,10 @@ class MRQLearner(tf.Module):
         features = target.encoder(_at(observations, place))  # [B, Z]
         mask = self._observations.mask(_at(sequence.observation, place))
         preactivations = target.policy.preactivations(features)  # [B, A]
-        shape = [tf.shape(preactivations)[0], preactivations.shape[1]]
-        action = kind.soft(
-            target.policy, preactivations, mask, lambda: self._noise(shape, stream=1)
-        )
-        noise = tf.clip_by_value(
-            config.target_noise_sigma * self._noise(shape, stream=2),
-            -config.target_noise_clip,
-            config.target_noise_clip,
-        )
+        draw = functools.partial(self._noise_like, preactivations)
+        action = kind.soft(target.policy, preactivations, mask, lambda: draw(1))
+        limit = config.target_noise_clip
+        noise = tf.clip_by_value(config.target_noise_sigma * draw(2), -limit, limit)
         smoothed = kind.nearest(action + kind.noise_scale * noise, mask)
         q = target.critic(target.pair_encoder(features, smoothed))  # [B, 2]
         scale = self.reward_scale
@@ -224,9 +220,8 @@ class MRQLearner(tf.Module):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             preactivations = online.policy.preactivations(features)  # [B, A]
-            shape = [tf.shape(preactivations)[0], preactivations.shape[1]]
             action = self._actions.soft(
-                online.policy, preactivations, mask, lambda: self._noise(shape, stream=3)
+                online.policy, preactivations, mask, lambda: self._noise_like(preactivations, 3)
             )
             q = online.critic(online.pair_encoder(features, action))  # [B, 2]
             loss = losses.policy_loss(q, preactivations, config.preactivation_penalty)
@@ -234,7 +229,8 @@ class MRQLearner(tf.Module):
         self._policy_optimizer.apply(gradients, variables)
         return action, gradients, {"policy_loss": loss}
 
-    def _noise(self, shape: list, stream: int) -> tf.Tensor:
+    def _noise_like(self, x: tf.Tensor, stream: int) -> tf.Tensor:
+        shape = [tf.shape(x)[0], x.shape[1]]
         return normal(shape, self.step_seed(self.num_steps, stream))
 
 

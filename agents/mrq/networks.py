@@ -141,22 +141,10 @@ class LatentModel(snt.Module):
         )
 
 
-class _Values(snt.Module):
-    """One critic of the features of pairs: [B, W] -> [B, 1] float32."""
+class PairCritic(snt.Module):
+    """Values of the features of pairs: [B, W] -> [B] float32."""
 
     def __init__(self, layer_sizes: Sequence[int], make_torso: MakeTorso, name: str):
-        super().__init__(name=name)
-        self._torso = make_torso(layer_sizes, "torso")
-        self._head = Linear(1, w_init=_INITIAL, name="head")
-
-    def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        return self._head(hidden(self._torso, features))
-
-
-class PairCritic(snt.Module):
-    """Two independent critics of the features of pairs: [B, W] -> [B, 2] float32."""
-
-    def __init__(self, layer_sizes: Sequence[int], make_torso: MakeTorso, name: str = "critic"):
         """Makes the layers.
 
         Args:
@@ -165,8 +153,9 @@ class PairCritic(snt.Module):
           name: name of the module.
         """
         super().__init__(name=name)
-        self._critics = [_Values(layer_sizes, make_torso, which) for which in ("first", "second")]
+        self._torso = make_torso(layer_sizes, "torso")
+        self._head = Linear(1, w_init=_INITIAL, name="head")
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        """[B, W] float32 -> [B, 2] float32."""
-        return tf.concat([critic(features) for critic in self._critics], axis=-1)
+        """[B, W] float32 -> [B] float32."""
+        return tf.squeeze(self._head(hidden(self._torso, features)), axis=-1)

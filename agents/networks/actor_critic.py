@@ -225,18 +225,18 @@ class ScalarCritic(snt.Module):
 
 
 class TwinCritic(snt.Module):
-    """Two independent critics: ([B, N] features, [B, A] actions) -> [B, 2, ...] float32."""
+    """Two independent critics of the same inputs, such as features and actions."""
 
     def __init__(self, make_critic: Callable[[str], snt.Module], name: str = "critic"):
         """Makes both critics.
 
         Args:
-          make_critic: name -> unbuilt critic, ([B, N], [B, A]) -> [B, ...] float32.
+          make_critic: name -> unbuilt critic, [B, ...] inputs -> [B, ...] float32.
           name: name of the module.
         """
         super().__init__(name=name)
         self._critics = [make_critic(which) for which in ("first", "second")]
 
-    def __call__(self, features: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """([B, N] float32, [B, A] float32) -> [B, 2, ...] float32."""
-        return tf.stack([critic(features, action) for critic in self._critics], axis=1)
+    def __call__(self, *inputs: tf.Tensor) -> tf.Tensor:
+        """[B, ...] float32 each -> [B, 2, ...] float32."""
+        return tf.stack([critic(*inputs) for critic in self._critics], axis=1)

@@ -92,7 +92,7 @@ class IdentityEncoder(snt.Module):
 
 
 def _features(observation: tf.Tensor, size: int | None) -> tf.Tensor:
-    return observation if size is None else observation[..., :size]
+    return observation if size in (None, observation.shape[-1]) else observation[..., :size]
 
 
 class ConvEncoder(snt.Module):
