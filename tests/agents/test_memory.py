@@ -25,8 +25,15 @@ from agents.replay.sequences import Sequence
 from agents.replay.transitions import RETURNS, Sample
 from agents.runs.options import AgentOptions
 from rl_replicator.runs.metrics import read_metrics
-from tests.agents.actor_critic_reference import batches
-from tests.agents.d4pg.numpy_step import Adam, clip_together, gradient, mlp, project
+from tests.agents.actor_critic_reference import (
+    Adam,
+    batches,
+    gradient,
+    log_softmax,
+    mlp,
+    norm,
+    project,
+)
 from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll
 from tests.environments.memory_fakes import LENGTH
@@ -136,11 +143,6 @@ def places(window):
                 yield b, t, total, factor, k
 
 
-def log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
 def dqn_step(weights, config, atoms, sample, beta):
     """Gradients of every online weight, the loss and the priorities: R2D2 with C51's loss."""
     window = sample.transition
@@ -172,8 +174,10 @@ def dqn_step(weights, config, atoms, sample, beta):
         0.9 * divergence[b == i].max() + 0.1 * divergence[b == i].mean() for i in range(4)
     ]
     names = [path for path in weights if not path.startswith("target_")]
-    gradients, _ = clip_together(gradient(loss, weights, names), config.max_gradient_norm)
-    return gradients, loss(weights), priorities
+    gradients = gradient(loss, weights, names)
+    factor = min(1.0, config.max_gradient_norm / norm(gradients))
+    clipped = {path: factor * array for path, array in gradients.items()}
+    return clipped, loss(weights), priorities
 
 
 def replicated(agent, replicator_name, samples):

@@ -45,32 +45,27 @@ def in_bfloat16(dtype, name):
     return snt.Sequential([maps(dtype, "maps"), snt.Flatten(), lambda x: tf.cast(x, dtype)], name)
 
 
-@pytest.mark.parametrize(
-    ("torso", "message"),
-    [
-        ("function", "--agent.torso: expected a function that returns a module, .* got a function"),
-        ("without_batch", r"--agent.torso: expected features of shape \(1, None\), got \(4,\)"),
-    ],
-)
-def test_a_torso_that_is_none(torso, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        SAC(SACConfig(**SMALL, torso=f"{__name__}:{torso}"), make_spec()).make_acting_networks()
-    assert "\n" not in str(error.value)
+def agent_with(setting, part):
+    path = f"{__name__}:{part}"
+    if setting == "torso":
+        return SAC(SACConfig(**SMALL, torso=path), make_spec())
+    config = PixelTD3Config(**SMALL, encoder=path, precision="bfloat16")
+    return TD3(config, make_spec(specs.BoundedArray((8, 8, 3), np.uint8, 0, 255)))
 
 
 @pytest.mark.parametrize(
-    ("encoder", "message"),
+    ("setting", "part", "message"),
     [
-        ("nothing", "--agent.encoder: expected a function that returns a mod.* got a NoneType"),
-        ("maps", r"--agent.encoder: expected features of shape \(1, None\), got \(1, 8, 8, 2\)"),
-        ("in_bfloat16", "--agent.encoder: expected float32 features, got bfloat16; cast them"),
+        ("torso", "function", "expected a function that returns a module, .* got a function"),
+        ("torso", "without_batch", r"expected features of shape \(1, None\), got \(4,\)"),
+        ("encoder", "nothing", "expected a function that returns a mod.* got a NoneType"),
+        ("encoder", "maps", r"expected features of shape \(1, None\), got \(1, 8, 8, 2\)"),
+        ("encoder", "in_bfloat16", "expected float32 features, got bfloat16; cast them"),
     ],
 )
-def test_an_encoder_that_is_none(encoder, message):
-    spec = make_spec()._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
-    config = PixelTD3Config(**SMALL, encoder=f"{__name__}:{encoder}", precision="bfloat16")
-    with pytest.raises(ConfigError, match=message) as error:
-        TD3(config, spec).make_acting_networks()
+def test_a_part_that_is_none(setting, part, message):
+    with pytest.raises(ConfigError, match=f"--agent.{setting}: {message}") as error:
+        agent_with(setting, part).make_acting_networks()
     assert "\n" not in str(error.value)
 
 
@@ -109,19 +104,15 @@ class DrawnProjection(Projection):
         return self._layer(tf.sin(inputs @ tf.random.normal([inputs.shape[-1], 8])))
 
 
-@snt.allow_empty_variables
-class ProjectedFrames(snt.Module):
+def projected_frames(dtype, name):
     """An encoder without variables."""
+    weights = tf.random.normal([8 * 8 * 9, 8])
+    return snt.Sequential([lambda x: snt.flatten(tf.cast(x, tf.float32)) @ weights], name)
 
-    def __init__(self, dtype, name):
-        super().__init__(name=name)
-        self._weights = None
 
-    def __call__(self, inputs):
-        inputs = snt.flatten(tf.cast(inputs, tf.float32))
-        if self._weights is None:
-            self._weights = tf.random.normal([inputs.shape[-1], 8])
-        return inputs @ self._weights
+def means(dtype, name):
+    """An encoder of hand-made features, without variables."""
+    return snt.Sequential([lambda x: snt.flatten(tf.reduce_mean(tf.cast(x, tf.float32), 1))], name)
 
 
 def networks_of(agent):
@@ -130,41 +121,26 @@ def networks_of(agent):
 
 @pytest.mark.parametrize("part", ["policy", "critic", "encoder"])
 def test_a_part_with_numbers_that_would_not_come_back(part):
-    spec = make_spec()
-    agent = SAC(SACConfig(**SMALL, torso=f"{__name__}:Projection"), spec)
     if part == "critic":
-        agent = TD3(TD3Config(**SMALL), spec)
+        agent = TD3(TD3Config(**SMALL), make_spec())
         agent.make_critic_torso = lambda: ProjectedCritic()
-    elif part == "encoder":
-        spec = spec._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
-        path = f"{__name__}:ProjectedFrames"
-        agent = TD3(PixelTD3Config(**SMALL, encoder=path, precision="float32"), spec)
+    else:
+        setting = {"policy": ("torso", "Projection"), "encoder": ("encoder", "projected_frames")}
+        agent = agent_with(*setting[part])
     message = "critic to compute the same each time .* other results; keep numbers that"
     with pytest.raises(ConfigError, match=message) as error:
         networks_of(agent)
     assert "\n" not in str(error.value)
 
 
-class Means(snt.Module):
-    """An encoder of hand-made features, without variables."""
-
-    def __init__(self, dtype, name):
-        super().__init__(name=name)
-
-    def __call__(self, inputs):
-        return snt.flatten(tf.reduce_mean(tf.cast(inputs, tf.float32), 1))
-
-
 def test_an_encoder_may_have_no_variables():
-    spec = make_spec()._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
-    config = PixelTD3Config(**SMALL, encoder=f"{__name__}:Means", precision="float32")
-    online, target = networks_of(TD3(config, spec))
+    online, target = networks_of(agent_with("encoder", "means"))
     assert online.encoder is target.encoder and online.encoder.variables == ()
 
 
 def test_a_torso_that_draws_in_every_call():
     """Built again, it computes something else, as it does in every call."""
-    networks_of(TD3(TD3Config(**SMALL, torso=f"{__name__}:DrawnProjection"), make_spec()))
+    networks_of(agent_with("torso", "DrawnProjection"))
 
 
 class Plain(TD3):

@@ -11,7 +11,6 @@ from agents.crr.agent import CRR
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
-from tests.agents.d4pg.numpy_step import project
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = CRRConfig(
@@ -89,10 +88,10 @@ class NumpyCRR(reference.ActorCritic):
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""
-        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
+        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition[:5])
         a_next = self._sample(self._mixture(self.weights, "target_", o_next), stream=2)
         bootstrap = np.exp(log_probabilities(self.weights, "target_", o_next, a_next))
-        target = project(r, d, bootstrap, self.atoms)
+        target = reference.project(r, d, bootstrap, self.atoms)
         importance = self.importance(probabilities, table_size)
         action_weights = self._action_weights(o, a)
         self.action_weights.append(action_weights)

@@ -17,21 +17,16 @@ def test_action_gradient_is_clipped_per_example():
     np.testing.assert_allclose(losses.action_gradient(dq_da, None), dq_da)
 
 
-def summed(logits_tm1, r_t, d_t, probs_t, atoms):
-    loss, target = categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)
-    return loss[:, None], target
+def only_losses(*arguments):
+    return categorical_td_loss(*arguments)[0]
 
 
-def without_targets(logits_tm1, r_t, d_t, probs_t, atoms):
-    return categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0], r_t
-
-
-def only_losses(logits_tm1, r_t, d_t, probs_t, atoms):
-    return categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0]
-
-
-def three(logits_tm1, r_t, d_t, probs_t, atoms):
-    return *categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms), r_t
+WRONG = {
+    "only_losses": only_losses,
+    "three": lambda *arguments: (*categorical_td_loss(*arguments), arguments[1]),
+    "summed": lambda *arguments: (only_losses(*arguments)[:, None], arguments[3]),
+    "without_targets": lambda *arguments: (only_losses(*arguments), arguments[1]),
+}
 
 
 @pytest.mark.parametrize(
@@ -46,9 +41,10 @@ def three(logits_tm1, r_t, d_t, probs_t, atoms):
 def test_a_loss_of_other_results_is_refused(name, message):
     """A wrong shape would broadcast with the importance weights."""
     atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
-    one = tf.ones([2])
-    found = losses.checked(losses.find_critic_loss("categorical"))(probs, one, one, probs, atoms)
-    for ours, theirs in zip(found, categorical_td_loss(probs, one, one, probs, atoms), strict=True):
+    arguments = (probs, tf.ones([2]), tf.ones([2]), probs, atoms)
+    assert losses.find_critic_loss(f"{__name__}:only_losses") is only_losses
+    found = losses.checked(losses.find_critic_loss("categorical"))(*arguments)
+    for ours, theirs in zip(found, categorical_td_loss(*arguments), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match=message):
-        losses.checked(losses.find_critic_loss(f"{__name__}:{name}"))(probs, one, one, probs, atoms)
+        losses.checked(WRONG[name])(*arguments)

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
@@ -11,11 +10,9 @@ from agents.d4pg import D4PGConfig
 from agents.d4pg.agent import D4PG
 from agents.networks import actor_critic
 from agents.networks.encoders import IdentityEncoder
-from agents.observations import StateObservations
-from agents.replay.config import ReplayConfig
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
-from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
+from tests.agents.d4pg.numpy_step import NumpyD4PG
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 
@@ -35,9 +32,7 @@ CONFIG = D4PGConfig(
     max_action_gradient_norm=0.05,
     max_gradient_norm=0.25,
     global_batch_size=reference.BATCH,
-    replay=ReplayConfig(
-        priority_exponent=0.6, importance_exponent_start=0.3, importance_exponent_end=0.9
-    ),
+    replay=reference.REPLAY,
 )
 
 
@@ -52,19 +47,6 @@ class Encoder(snt.Module):
 
     def __call__(self, observation):
         return tf.tanh(observation @ self.w + self.b)
-
-
-def settings_of(config, atoms, free_preactivation):
-    """The settings of the reference."""
-    same = {field.name for field in dataclasses.fields(Settings)} & set(vars(config))
-    return Settings(
-        atoms=atoms.astype(np.float64),
-        exponent_start=config.replay.importance_exponent_start,
-        exponent_end=config.replay.importance_exponent_end,
-        importance_steps=reference.TOTAL_STEPS,
-        free_preactivation=free_preactivation,
-        **{name: getattr(config, name) for name in same},
-    )
 
 
 CASES = {
@@ -91,15 +73,15 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case, monkeypa
     monkeypatch.setattr(actor_critic, "FREE_PREACTIVATION", free_preactivation)
     config = dataclasses.replace(CONFIG, **changes)
     agent = D4PG(config, reference.SPEC)
-    agent.observations = StateObservations(config, reference.SPEC, make_encoder)
-    settings = settings_of(config, agent.value_range.atoms(), free_preactivation)
+    agent.observations.make_encoder = make_encoder
+    atoms = agent.value_range.atoms()
     trained = reference.check_training(
         replicator_name,
         agent,
-        lambda weights: NumpyD4PG(settings, weights),
+        lambda weights: NumpyD4PG(config, atoms, free_preactivation, weights),
         lambda path, number: not path.startswith("target_") or number % 2 == 1,
         rtol=2e-4,
         atol=2e-5,
     )
     # Norms lie on both sides of each limit; otherwise, the limits would not be tested.
-    assert set(trained.clipped_actions) == {True, False} == set(trained.clipped_gradients)
+    assert set(trained.clipped_actions) == {True, False} == set(trained.clipped)

@@ -4,10 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from acme import specs
 
-import rl_replicator as rr
 from agents.config import CoreConfig
 from agents.impala import ImpalaConfig
 from agents.impala.agent import Impala
@@ -16,7 +14,6 @@ from agents.replay.transitions import Sample
 from agents.replay.unrolls import Unroll
 from environments.flat import MaskedArray
 from tests.agents import actor_critic_reference as reference
-from tests.agents.d4pg.numpy_step import clip_together
 from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll as remember
 
@@ -82,14 +79,15 @@ def make_unrolls(is_discrete, has_memory):
     )
 
 
-class NumpyImpala:
+class NumpyImpala(reference.ActorCritic):
     """Espeholt et al. 2018 (arXiv:1802.01561), section 4."""
 
+    num_augmented = 1
+
     def __init__(self, config, is_discrete, weights):
+        super().__init__(weights, all=config.policy_learning_rate)
         self.config, self.is_discrete = config, is_discrete
-        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
-        self._adam = reference.Adam(config.policy_learning_rate)
-        self.clipped = []
+        self.trained, self.returns = ["encoder", "policy", "critic"], []
 
     def _head(self, weights, head, observation):
         old, new = (f"policy/{name}/" for name in (head, "head"))
@@ -146,9 +144,12 @@ class NumpyImpala:
         advantages = rho * (rewards + discounts * targets[:, 1:] - values[:, :-1])
         return targets[:, :-1], advantages
 
-    def step(self, unroll, scale):
-        """Trains on a global batch; returns the metrics."""
-        config, valid = self.config, unroll.valid[:, :-1]
+    def step(self, probabilities, table_size, unroll):
+        """Trains on a global batch; returns no priorities, and the metrics."""
+        config, valid, scale = self.config, unroll.valid[:, :-1], 1.0
+        if config.value_scale == "returns":
+            self.returns.extend(unroll.returns[:, :-1].ravel())
+            scale = max(np.std(self.returns), np.abs(self.returns).max() / 5)
         log_probs, _ = self._log_probs(self.weights, unroll)
         mu = unroll.extras["log_prob"][:, :-1]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -168,17 +169,24 @@ class NumpyImpala:
             return policy + config.baseline_cost * baseline - config.entropy_cost * entropy
 
         gradients = reference.gradient(loss, self.weights, list(self.weights))
-        norm = reference.norm(gradients)
-        gradients, _ = clip_together(gradients, config.max_gradient_norm)
-        self.clipped.append(norm > config.max_gradient_norm)
         policy, baseline, entropy = parts(self.weights)
-        self.weights = self._adam.apply(self.weights, gradients)
-        return {
+        self.train({"all": self.clip(gradients, config.max_gradient_norm)})
+        ages = valid * (self.steps - unroll.extras["learner_steps"][:, :-1])
+        self.steps += 1
+        metrics = {
             "policy_loss": policy,
             "critic_loss": baseline,
             "entropy": entropy,
             "value_mean": scale * values.mean(),
+            "data_age_max": ages.max(),
+            "data_age": ages.sum() / valid.sum(),
         }
+        return (), metrics | ({"return_scale": scale} if self.returns else {})
+
+
+def weights_of(module):
+    networks = {name: n for name, n in module.online._asdict().items() if n.variables}
+    return copy_variables(networks, networks)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,37 +198,17 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
         masked = MaskedArray(SIZE + NUM_ACTIONS, NUM_ACTIONS)
         spaces = (masked, specs.DiscreteArray(NUM_ACTIONS, np.int32))
     spec = make_spec(*spaces, specs.Array((), np.float32))
-    agent, replicator = Impala(config, spec), rr.make(replicator_name)
-    with replicator.scope():
-        module = agent.make_module(replicator, total_steps=STEPS)
-    networks = {name: n for name, n in module.online._asdict().items() if n.variables}
-    random = np.random.default_rng(11)
-    for variable in module.online.trainable_variables:
-        variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
-    numpy = NumpyImpala(config, is_discrete, copy_variables(networks, networks))
-    unrolls = make_unrolls(is_discrete, config.memory.core != "none")
-    samples = Sample((), (), (), unrolls)
-
-    inputs = replicator.make_inputs(reference.batches(samples, BATCH))
-    step = replicator.replicate(module.step_fn, inputs, 1)
-    for number in range(STEPS):
-        outputs = replicator.local_results(step())
-        rows = slice(number * BATCH, (number + 1) * BATCH)
-        batch = tf.nest.map_structure(lambda x, rows=rows: x[rows], unrolls)
-        seen = unrolls.returns[: rows.stop, :-1]
-        is_scaled = config.value_scale == "returns"
-        scale = max(seen.std(), np.abs(seen).max() / 5) if is_scaled else 1.0
-        before = numpy.weights
-        metrics = numpy.step(batch, scale) | ({"return_scale": scale} if is_scaled else {})
-        for name, value in metrics.items():
-            mean = np.mean([output.metrics[name] for output in outputs])
-            np.testing.assert_allclose(mean, value, rtol=1e-3, atol=2e-5, err_msg=name)
-        ages = batch.valid[:, :-1] * (number - batch.extras["learner_steps"][:, :-1])
-        oldest = max(float(output.metrics["data_age_max"]) for output in outputs)
-        assert oldest == ages.max() and outputs[0].keys == ()
-        for path, array in copy_variables(networks, networks).items():
-            new, message = numpy.weights[path], f"{path} after step {number + 1}"
-            np.testing.assert_allclose(array, new, rtol=2e-4, atol=2e-5, err_msg=message)
-            assert np.abs(new - before[path]).max() > 3e-5, message
+    trained = reference.check_training(
+        replicator_name,
+        Impala(config, spec),
+        lambda weights: NumpyImpala(config, is_discrete, weights),
+        lambda path, number: True,
+        rtol=2e-4,
+        atol=2e-5,
+        local_metrics=["data_age", "data_age_max"],
+        read=weights_of,
+        samples=Sample((), (), (), make_unrolls(is_discrete, config.memory.core != "none")),
+        least=3e-5,
+    )
     # Norms lie on both sides of the limit; otherwise, it would not be tested.
-    assert set(numpy.clipped) == {True, False}
+    assert set(trained.clipped) == {True, False}

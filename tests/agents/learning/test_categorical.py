@@ -1,9 +1,11 @@
 """The categorical losses against numbers computed by hand and against plain NumPy."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from agents.learning import categorical
+from tests.agents import actor_critic_reference as reference
 
 ATOMS = np.array([0.0, 1.0, 2.0, 3.0, 4.0], np.float32)
 
@@ -13,44 +15,20 @@ def project(r, d, probs, atoms=ATOMS):
     return categorical.project_categorical(*tensors).numpy()
 
 
-def numpy_projection(r, d, probs, atoms):
-    """Bellemare et al. 2017, Algorithm 1, as loops."""
-    atoms = atoms.astype(np.float64)
-    spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
-    result = np.zeros_like(probs)
-    for i in range(len(r)):
-        for j, atom in enumerate(atoms):
-            moved = min(max(r[i] + d[i] * atom, atoms[0]), atoms[-1])
-            b = round((moved - atoms[0]) / spacing, 9)
-            low, high = int(np.floor(b)), int(np.ceil(b))
-            if low == high:
-                result[i, low] += probs[i, j]
-            else:
-                result[i, low] += probs[i, j] * (high - b)
-                result[i, high] += probs[i, j] * (b - low)
-    return result
-
-
-def test_projection_by_hand():
-    # All mass on the atom 2: r + d z = 0.5 + 0.5 * 2 = 1.5 lies halfway between 1 and 2.
-    np.testing.assert_allclose(
-        project([0.5], [0.5], [[0, 0, 1, 0, 0]]), [[0, 0.5, 0.5, 0, 0]], atol=1e-6
-    )
-    # Uniform, r = 1, d = 1: every atom moves up by one, and the last stays where it is.
-    np.testing.assert_allclose(
-        project([1.0], [1.0], [[0.2] * 5]), [[0, 0.2, 0.2, 0.2, 0.4]], atol=1e-6
-    )
-
-
-def test_projection_after_termination_is_the_reward_alone():
-    np.testing.assert_allclose(
-        project([3.25], [0.0], [[0.1, 0.2, 0.3, 0.4, 0.0]]), [[0, 0, 0, 0.75, 0.25]], atol=1e-6
-    )
-
-
-def test_projection_clips_to_the_support():
-    np.testing.assert_allclose(project([9.0], [1.0], [[1, 0, 0, 0, 0]]), [[0, 0, 0, 0, 1]])
-    np.testing.assert_allclose(project([-9.0], [1.0], [[1, 0, 0, 0, 0]]), [[1, 0, 0, 0, 0]])
+@pytest.mark.parametrize(
+    ("r", "d", "probs", "expected"),
+    [
+        # All mass on the atom 2: r + d z = 0.5 + 0.5 * 2 = 1.5 lies halfway between 1 and 2.
+        (0.5, 0.5, [0, 0, 1, 0, 0], [0, 0.5, 0.5, 0, 0]),
+        # Uniform: every atom moves up by one, and the last stays where it is.
+        (1.0, 1.0, [0.2] * 5, [0, 0.2, 0.2, 0.2, 0.4]),
+        (3.25, 0.0, [0.1, 0.2, 0.3, 0.4, 0.0], [0, 0, 0, 0.75, 0.25]),  # After termination.
+        (9.0, 1.0, [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]),
+        (-9.0, 1.0, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]),
+    ],
+)
+def test_projection_by_hand(r, d, probs, expected):
+    np.testing.assert_allclose(project([r], [d], [probs]), [expected], atol=1e-6)
 
 
 def test_projection_equals_the_algorithm_in_loops():
@@ -60,7 +38,9 @@ def test_projection_equals_the_algorithm_in_loops():
     r = random.uniform(-9, 9, 64).astype(np.float32)
     d = random.choice([0.0, 0.9, 0.99**5], 64).astype(np.float32)
     projected = project(r, d, probs, atoms)
-    np.testing.assert_allclose(projected, numpy_projection(r, d, probs, atoms), atol=2e-5)
+    np.testing.assert_allclose(
+        projected, reference.project(r, d, probs.astype(float), atoms), atol=2e-5
+    )
     np.testing.assert_allclose(projected.sum(axis=1), 1.0, atol=1e-5)
 
 
@@ -73,8 +53,8 @@ def test_td_loss_equals_numpy_and_sends_no_gradient_to_the_target():
     with tf.GradientTape() as tape:
         tape.watch([logits, probs])
         loss, target = categorical.categorical_td_loss(logits, r, d, probs, tf.constant(ATOMS))
-    log_softmax = logits.numpy() - np.log(np.exp(logits.numpy()).sum(axis=1, keepdims=True))
-    expected_target = numpy_projection(r.numpy(), d.numpy(), probs.numpy(), ATOMS)
+    log_softmax = reference.log_softmax(logits.numpy())
+    expected_target = reference.project(r.numpy(), d.numpy(), probs.numpy(), ATOMS)
     np.testing.assert_allclose(target, expected_target, atol=1e-5)
     np.testing.assert_allclose(loss, -(expected_target * log_softmax).sum(axis=1), rtol=1e-4)
     gradient_logits, gradient_probs = tape.gradient(loss, [logits, probs])
@@ -83,23 +63,15 @@ def test_td_loss_equals_numpy_and_sends_no_gradient_to_the_target():
     assert gradient_probs is None
 
 
-def test_priority_is_zero_where_nothing_is_left_to_learn():
-    target = tf.constant([[0.25, 0.75], [1.0, 0.0]])
-    logits = tf.math.log(tf.constant([[0.25, 0.75], [0.5, 0.5]]))
-    cross_entropy = tf.nn.softmax_cross_entropy_with_logits(target, logits)
-    # KL of the second row: log(1 / 0.5).
-    np.testing.assert_allclose(
-        categorical.kl_priorities(cross_entropy, target), [0.0, np.log(2.0)], atol=1e-6
-    )
-
-
-def test_priorities_are_never_negative_and_send_no_gradient():
-    target = tf.constant([[0.5, 0.5]])
-    cross_entropy = tf.constant([0.1])  # Less than the entropy, as rounding can make it.
+def test_priorities_are_what_is_left_to_learn_and_send_no_gradient():
+    target = tf.constant([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]])
+    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    # Nothing is left; log(1 / 0.5); less than the entropy, as rounding can make it.
+    cross_entropy = tf.constant([entropy, np.log(2.0), 0.1], tf.float32)
     with tf.GradientTape() as tape:
         tape.watch(cross_entropy)
-        priorities = categorical.kl_priorities(tf.concat([cross_entropy, [5.0]], 0), target)
-    np.testing.assert_allclose(priorities, [0.0, 5.0 - np.log(2.0)], rtol=1e-6)
+        priorities = categorical.kl_priorities(cross_entropy, target)
+    np.testing.assert_allclose(priorities, [0.0, np.log(2.0), 0.0], atol=1e-6)
     assert tape.gradient(priorities, cross_entropy) is None
 
 

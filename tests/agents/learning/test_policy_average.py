@@ -13,6 +13,7 @@ from agents.learning.weights import named_variables
 from agents.replay.transitions import Sample
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
+from tests.agents.actor_critic_reference import batches
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 # The average takes the weights of every tenth step.
@@ -59,14 +60,9 @@ def make_learner(replicator_name):
         module = Drifting(replicator)
         average = PolicyAverage(module, make_networks(), SPAN)
 
-    def input_fn(context):
-        rewards = np.random.default_rng(0).normal(size=NUM_ROWS).astype(np.float32)
-        keys = np.arange(NUM_ROWS)
-        sample = Sample(keys, keys, keys, types.Transition((), (), rewards, (), ()))
-        size = context.per_replica_batch_size(BATCH)
-        batches = tf.data.Dataset.from_tensor_slices(sample).batch(size)
-        return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
-
+    rewards = np.random.default_rng(0).normal(size=NUM_ROWS).astype(np.float32)
+    keys = np.arange(NUM_ROWS)
+    input_fn = batches(Sample(keys, keys, keys, types.Transition((), (), rewards, (), ())), BATCH)
     learner = ReplayLearner(average, replicator, input_fn, None, steps_per_call=PERIOD)
     return learner, module
 

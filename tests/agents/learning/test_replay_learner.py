@@ -1,13 +1,13 @@
 """The replicated learner: what a call writes and reports, and the statistics of observations."""
 
-import dataclasses
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from acme import types
+from acme.types import Transition
 
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
@@ -21,12 +21,13 @@ from agents.td3.config import TD3Config
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import CheckpointError, ConfigError
-from tests.agents.fixed_samples import ACTION, OBSERVATION, make_spec
+from tests.agents import actor_critic_reference as reference
+from tests.agents import fixed_samples
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, STEPS = 8, 3
-SPEC = make_spec()
+SPEC = fixed_samples.make_spec()
 SETTINGS = {
     "policy_layers": (5, 4),
     "critic_layers": (5, 4),
@@ -39,35 +40,17 @@ AGENTS = {"d4pg": (D4PG, D4PGConfig), "td3": (TD3, TD3Config), "sac": (SAC, SACC
 
 
 def make_samples():
-    random = np.random.default_rng(3)
-    n = STEPS * BATCH
-    observations = random.normal([20, -5, 0], [3, 0.1, 1], size=(2, n, OBSERVATION))
-    return Sample(
-        keys=np.arange(n, dtype=np.uint64),
-        probabilities=random.uniform(1e-4, 1e-2, n),
-        table_size=np.full(n, 1000, np.int64),
-        transition=types.Transition(
-            observation=observations[0].astype(np.float32),
-            action=random.uniform(-1, 1, (n, ACTION)).astype(np.float32),
-            reward=random.uniform(0, 1, n).astype(np.float32),
-            discount=np.full(n, 0.95, np.float32),
-            next_observation=observations[1].astype(np.float32),
-        ),
-    )
+    samples = fixed_samples.make_samples(STEPS * BATCH)
+    scale, mean = np.float32([3, 0.1, 1]), np.float32([20, -5, 0])
+    observation = mean + scale * samples.transition.observation
+    return samples._replace(transition=samples.transition._replace(observation=observation))
 
 
 class FixedReplay:
     """Batches of the fixed samples, in their order."""
 
     def make_input_fn(self, layout, demand):
-        del layout
-
-        def input_fn(context):
-            size = context.per_replica_batch_size(demand.global_batch_size)
-            batches = tf.data.Dataset.from_tensor_slices(make_samples()).batch(size)
-            return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
-
-        return input_fn
+        return reference.batches(make_samples(), demand.global_batch_size)
 
 
 def make_agent(name, **changes):
@@ -144,18 +127,6 @@ def test_wide_layers_compute_in_the_precision_of_the_config():
         np.testing.assert_allclose(rounded_weights[path], weights, atol=STEPS * 6e-4)
 
 
-def test_policies_act_in_float32_whatever_the_learner_computes_in():
-    kind, config = AGENTS["td3"]
-    x = np.random.default_rng(0).normal(size=(4, OBSERVATION)).astype(np.float32)
-    actions = []
-    for precision in ("float32", "bfloat16"):
-        agent = kind(config(policy_layers=(512, 512), precision=precision), SPEC)
-        tf.random.set_seed(2)
-        networks = agent.make_acting_networks()
-        actions.append(networks["policy"](networks["encoder"](x)))
-    np.testing.assert_array_equal(*actions)
-
-
 class Summing(tf.Module):
     """Reports the rewards; the priority of a row is its reward."""
 
@@ -168,25 +139,6 @@ class Summing(tf.Module):
         self.num_steps.assign_add(1)
         reward = sample.transition.reward
         return StepOutput(sample.keys, reward, {"reward": tf.reduce_mean(reward), "one": 1.0})
-
-
-@dataclasses.dataclass
-class Hidden:
-    """TensorFlow does not track it, unlike a list or a dictionary."""
-
-    total: tf.Variable
-
-
-class Forgetful(Summing):
-    """Counts in a variable that no checkpoint would find."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = Hidden(tf.Variable(0.0, name="total"))
-
-    def step_fn(self, sample):
-        self.hidden.total.assign_add(1.0)
-        return super().step_fn(sample)
 
 
 class Written(list):
@@ -209,7 +161,7 @@ def make_summing_learner(make_rewards, kind=Summing):
 
         def as_sample(reward):
             key = tf.cast(reward, tf.uint64)
-            return Sample(key, reward, reward, types.Transition((), (), reward, (), ()))
+            return Sample(key, reward, reward, Transition((), (), reward, (), ()))
 
         rewards = tf.data.Dataset.from_generator(
             lambda: make_rewards(), output_signature=tf.TensorSpec([], tf.float32)
@@ -220,28 +172,6 @@ def make_summing_learner(make_rewards, kind=Summing):
         module = kind()
     written = Written()
     return ReplayLearner(module, replicator, input_fn, written, steps_per_call=2), written
-
-
-def test_a_module_with_a_variable_that_would_not_be_saved_is_refused():
-    with pytest.raises(rr.ConfigError, match=r"step of Forgetful assigns .*'total:0' \(\) is miss"):
-        make_summing_learner(lambda: map(float, range(8)), Forgetful)
-
-
-class Uncounted(Summing):
-    """Increments another variable than `num_steps`."""
-
-    def __init__(self):
-        super().__init__()
-        self.other = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    def step_fn(self, sample):
-        self.other.assign_add(1)
-        return StepOutput(sample.keys, sample.transition.reward, {})
-
-
-def test_a_step_that_does_not_count_is_refused():
-    with pytest.raises(rr.ConfigError, match=r"increment num_steps, .* self.num_steps.assign_add"):
-        make_summing_learner(lambda: map(float, range(8)), Uncounted)
 
 
 def test_a_module_without_the_networks_that_act_is_refused():
@@ -282,34 +212,64 @@ class Changed(Summing):
     def __init__(self, change):
         super().__init__()
         self._change = change
+        self.other = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # TensorFlow does not track it, unlike a list or a dictionary.
+        self.hidden = types.SimpleNamespace(total=tf.Variable(0.0, name="total"))
 
     def step_fn(self, sample):
-        return self._change(super().step_fn(sample))
+        return self._change(self, super().step_fn(sample))
+
+
+class Uncounted(Changed):
+    """Increments another variable than `num_steps`."""
+
+    def step_fn(self, sample):
+        self.other.assign_add(1)
+        return StepOutput(sample.keys, sample.transition.reward, {})
+
+
+def remember(module, output):
+    """Counts in a variable that no checkpoint would find."""
+    module.hidden.total.assign_add(1.0)
+    return output
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("kind", "change", "found"),
     [
+        (Changed, remember, r"step of Changed assigns .*'total:0' \(\) is miss"),
+        (Uncounted, None, r"increment num_steps, .* self.num_steps.assign_add"),
         (
-            lambda out: out._replace(metrics={"loss": 1.0, "td": out.priorities}),
+            Changed,
+            lambda _, out: out._replace(metrics={"loss": 1.0, "td": out.priorities}),
             r"\{'td': \(2,\)\}",
         ),
-        (lambda out: out._replace(metrics=out.priorities), "Tensor.*; return a dictionary"),
-        (lambda out: out.metrics, r"StepOutput\(keys, priorities, metrics\), got dict"),
         (
-            lambda out: out._replace(metrics={"dropped_priority_batches": 1.0}),
+            Changed,
+            lambda _, out: out._replace(metrics=out.priorities),
+            "Tensor.*; return a dictionary",
+        ),
+        (Changed, lambda _, out: out.metrics, r"StepOutput\(keys, priorities, metrics\), got dict"),
+        (
+            Changed,
+            lambda _, out: out._replace(metrics={"dropped_priority_batches": 1.0}),
             "got one of this name; rename it",
         ),
         (
-            lambda out: out._replace(priorities=tf.reduce_mean(out.priorities)),
+            Changed,
+            lambda _, out: out._replace(priorities=tf.reduce_mean(out.priorities)),
             r"priorities of the shape of the keys, \(2,\), got \(\); return sample.keys, and one",
         ),
-        (lambda out: out._replace(priorities=out.priorities[:, None]), r"\(2,\), got \(2, 1\)"),
+        (
+            Changed,
+            lambda _, out: out._replace(priorities=out.priorities[:, None]),
+            r"\(2,\), got \(2, 1\)",
+        ),
     ],
 )
-def test_what_a_step_must_not_return_is_refused_when_the_step_is_built(change, found):
+def test_a_step_that_a_run_could_not_use_is_refused_when_it_is_built(kind, change, found):
     with pytest.raises(ConfigError, match=found) as error:
-        make_summing_learner(lambda: map(float, range(8)), lambda: Changed(change))
+        make_summing_learner(lambda: map(float, range(8)), lambda: kind(change))
     assert "\n" not in str(error.value)
 
 

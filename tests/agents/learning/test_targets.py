@@ -11,8 +11,6 @@ import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.learning.targets import PolicyAverage, update_targets
-from agents.sac.agent import SAC
-from agents.sac.config import SACConfig
 from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from tests.agents.fixed_samples import make_samples, make_spec
@@ -40,13 +38,6 @@ def test_what_is_trained_moves_and_the_rest_is_copied():
     assert (shared.weight.numpy(), shared.count.numpy()) == (5.0, 9)
 
 
-AGENTS = pytest.mark.parametrize(
-    ("agent_class", "config"),
-    [(D4PG, D4PGConfig()), (TD3, TD3Config()), (SAC, SACConfig())],
-    ids=["d4pg", "td3", "sac"],
-)
-
-
 def test_copies_start_with_the_random_features_of_the_network():
     agent = TD3(TD3Config(torso=TORSO, policy_layers=(8, 4), critic_layers=(8, 4)), make_spec())
     replicator = rr.make("single_device")
@@ -65,7 +56,7 @@ def test_copies_start_with_the_random_features_of_the_network():
     assert num_features >= len(copies)
 
 
-@AGENTS
+@pytest.mark.parametrize(("agent_class", "config"), [(D4PG, D4PGConfig()), (TD3, TD3Config())])
 def test_a_variable_on_which_nothing_depends_stays_as_it_is(agent_class, config):
     torso = "tests.agents.frozen:Idle"
     config = dataclasses.replace(config, torso=torso, policy_layers=(8, 4), critic_layers=(8, 4))
@@ -74,13 +65,10 @@ def test_a_variable_on_which_nothing_depends_stays_as_it_is(agent_class, config)
         module = agent_class(config, make_spec()).make_module(replicator, 100)
     data = tf.data.Dataset.from_tensors(make_samples(4)).repeat()
     step = replicator.replicate(module.step_fn, replicator.make_inputs(lambda context: data))
-    before = [v.numpy() for v in module.online.policy.trainable_variables]
+    before = {v.name: v.numpy() for v in module.online.policy.trainable_variables}
     for _ in range(2):  # TD3 updates its policy in the second step.
         step()
-    after = {
-        v.name: (v.numpy(), old)
-        for v, old in zip(module.online.policy.trainable_variables, before, strict=True)
-    }
-    for name, (new, old) in after.items():
-        assert np.array_equal(new, old) == ("idle" in name), name
+    after = {v.name: v.numpy() for v in module.online.policy.trainable_variables}
     assert any("idle" in name for name in after)
+    for name, new in after.items():
+        assert np.array_equal(new, before[name]) == ("idle" in name), name

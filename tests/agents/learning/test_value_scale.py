@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.learning.value_scale import ReturnScale
+from tests.agents.actor_critic_reference import batches
 
 BATCH = 32
 # The greatest return decides in the second batch, the deviation in the others.
@@ -15,17 +16,17 @@ BATCHES[1, 7] = -90.0
 BATCHES[2] = np.where(np.arange(BATCH) % 2, 60.0, -60.0)
 
 
+def make_step(replicator, returns):
+    with replicator.scope():
+        scale = ReturnScale()
+    inputs = replicator.make_inputs(batches(returns.astype(np.float32), BATCH))
+    return scale, replicator.replicate(scale, inputs, 1)
+
+
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
 def test_the_scale_is_that_of_all_returns(replicator_name):
     replicator = rr.make(replicator_name)
-    with replicator.scope():
-        scale = ReturnScale()
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(BATCHES.ravel().astype(np.float32)).batch(size)
-
-    step = replicator.replicate(scale, replicator.make_inputs(input_fn), 1)
+    scale, step = make_step(replicator, BATCHES.ravel())
     found, expected = [], []
     for number in range(1, 4):
         found.append([float(x[0]) for x in replicator.local_results(step())])
@@ -41,16 +42,9 @@ def test_without_rewards_it_is_positive():
 
 def test_the_copies_of_two_replicas_stay_equal():
     """`replicate` compares them after the first, the 10th and the 100th step."""
-    replicator = rr.make("multi_device:2")
-    with replicator.scope():
-        scale = ReturnScale()
     spread = np.linspace(1, 80, 200 * BATCH)
-    returns = (np.random.default_rng(0).permutation(spread) * spread).astype(np.float32)
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(returns).batch(size)
-
-    step = replicator.replicate(scale, replicator.make_inputs(input_fn), 1)
+    _, step = make_step(
+        rr.make("multi_device:2"), np.random.default_rng(0).permutation(spread) * spread
+    )
     for _ in range(100):
         step()

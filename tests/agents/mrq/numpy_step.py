@@ -8,8 +8,7 @@ import math
 
 import numpy as np
 
-from tests.agents.actor_critic_reference import Adam, gradient, importance, names, norm
-from tests.agents.d4pg.numpy_step import clip_together
+from tests.agents.actor_critic_reference import ActorCritic, gradient, names, norm, update_targets
 
 
 def layers(weights, name, x):
@@ -49,21 +48,22 @@ def two_hot(values, num_bins):
     return result
 
 
-class NumpyMRQ:
+class NumpyMRQ(ActorCritic):
     """The weights of all networks, and the step that trains them on a global batch."""
+
+    num_augmented = 1
 
     def __init__(self, config, mask_size, num_actions, weights):
         """`mask_size` and `num_actions` are 0 if actions are continuous."""
-        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
-        self.steps, self.clipped = 0, []
-        self._config, self._mask_size, self._num_actions = config, mask_size, num_actions
-        self._scale, self._target_scale, self._seen = 1.0, 1.0, []
         rates = {
             "model": config.encoder_learning_rate,
             "critic": config.critic_learning_rate,
             "policy": config.policy_learning_rate,
         }
-        self._adams = {name: Adam(rate, config.weight_decay) for name, rate in rates.items()}
+        super().__init__(weights, config.weight_decay, **rates)
+        self._config, self._mask_size, self._num_actions = config, mask_size, num_actions
+        self._scale, self._target_scale, self._seen = 1.0, 1.0, []
+        self.priorities = []
 
     def _encode(self, weights, prefix, observation):
         size = observation.shape[-1] - self._mask_size
@@ -158,24 +158,18 @@ class NumpyMRQ:
             total = np.sum(self._seen, axis=0)
             self._target_scale, self._scale = self._scale, total[0] / total[1]
             self._seen = []
-            new = {}
-            for path, array in self.weights.items():
-                if path.startswith("target_"):
-                    new[path] = self.weights[path.removeprefix("target_")]
-                elif path.startswith("model/model_"):
-                    new[path.removeprefix("model/model_")] = array
-            self.weights = self.weights | new
+            trained = {
+                path.removeprefix("model/model_"): array
+                for path, array in self.weights.items()
+                if path.startswith("model/model_")
+            }
+            self.weights = update_targets(self.weights, 1.0) | trained
         start = self.weights
         features = self._encode(start, "", o)
         target = self._target(o, r, d, valid)
         pair = self._pair(start, "", features[:, 0], a[:, 0])
         td_errors = target[:, None] - self._values(start, "", pair)
-        progress = min(1.0, self.steps / 3)
-        first, last = (
-            config.replay.importance_exponent_start,
-            config.replay.importance_exponent_end,
-        )
-        weight = importance(probabilities, table_size, first + progress * (last - first))
+        weight = self.importance(probabilities, table_size)
         gumbel = self.draw((len(o), self._action_size), 3).numpy().astype(np.float64)
 
         def model_loss(weights):
@@ -203,12 +197,11 @@ class NumpyMRQ:
         metrics["policy_loss"] = policy_loss(self.weights)  # After the update of the critics.
         metrics["policy_gradient_norm"] = self._train("policy", policy_loss, None)
         self.steps += 1
-        return np.maximum(np.abs(td_errors).max(-1), 1.0), metrics
+        priorities = np.maximum(np.abs(td_errors).max(-1), 1.0)
+        self.priorities.extend(priorities)
+        return priorities, metrics
 
     def _train(self, name, loss, max_norm):
         gradients = gradient(loss, self.weights, names(self.weights, name))
-        clipped, _ = clip_together(gradients, max_norm)
-        if max_norm is not None:
-            self.clipped.append(norm(gradients) > max_norm)
-        self.weights = self._adams[name].apply(self.weights, clipped)
+        self.train({name: gradients if max_norm is None else self.clip(gradients, max_norm)})
         return norm(gradients)

@@ -4,20 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from acme import specs
 
-import rl_replicator as rr
 from agents.learning.weights import copy_variables
 from agents.mrq.agent import MRQ
 from agents.mrq.config import MRQConfig
-from agents.replay.config import ReplayConfig
 from agents.replay.sequences import Sequence
 from agents.replay.transitions import Sample
 from environments.flat import MaskedArray
+from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
-from tests.agents.actor_critic_reference import batches
-from tests.agents.learner_checks import check_metrics
 from tests.agents.mrq.numpy_step import NumpyMRQ
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
@@ -43,9 +39,7 @@ CONFIG = MRQConfig(
     preactivation_penalty=0.1,
     temperature=2.0,
     global_batch_size=BATCH,
-    replay=ReplayConfig(
-        priority_exponent=0.4, importance_exponent_start=0.3, importance_exponent_end=0.9
-    ),
+    replay=reference.REPLAY,
 )
 CASES = {
     "continuous": ("single_device", fixed_samples.make_spec(), 0, 0.8),
@@ -103,17 +97,13 @@ def weights_of(module):
     return copy_variables(networks, networks)
 
 
-def check_start(module):
-    """Asserts that all networks start equal, and that slots exist for what is trained."""
-    weights = weights_of(module)
-    for path, array in weights.items():
-        source = path.removeprefix("target_").removeprefix("model/model_")
-        if source in weights:
-            np.testing.assert_array_equal(array, weights[source], err_msg=path)
-    online = (module.model, module.online.policy, module.online.critic)
-    wrapped = [getattr(value, "optimizer", None) for value in vars(module).values()]
-    slots = sum(len(getattr(optimizer, "m", ())) for optimizer in wrapped)
-    assert slots == sum(len(network.trainable_variables) for network in online)
+def draw_weights(variable, random):
+    is_scale = variable.name.endswith("/scale:0")
+    return random.normal(1.0 if is_scale else 0.0, 0.3 if is_scale else 0.7, variable.shape)
+
+
+def is_due(path, number):
+    return path.split("/")[0] in ("model", "policy", "critic") or number % 2 == 0
 
 
 @pytest.mark.timeout(300)
@@ -121,45 +111,19 @@ def check_start(module):
 def test_every_variable_is_that_of_the_reference_after_every_step(case):
     replicator_name, spec, num_actions, max_norm = CASES[case]
     config = dataclasses.replace(CONFIG, max_gradient_norm=max_norm)
-    tf.random.set_seed(1)
-    replicator = rr.make(replicator_name)
-    with replicator.scope():
-        module = MRQ(config, spec).make_module(replicator, total_steps=3)
-    check_start(module)
-    random = np.random.default_rng(11)
-    for variable in module.trainable_variables:  # So large that actions and values differ.
-        is_scale = variable.name.endswith("/scale:0")
-        value = random.normal(1.0 if is_scale else 0.0, 0.3 if is_scale else 0.7, variable.shape)
-        variable.assign(value.astype(np.float32))
-    reference = NumpyMRQ(config, num_actions, num_actions, weights_of(module))
-    reference.draw = lambda shape, stream: tf.random.stateless_normal(
-        shape, module.step_seed(reference.steps, stream)
+    trained = reference.check_training(
+        replicator_name,
+        MRQ(config, spec),
+        lambda weights: NumpyMRQ(config, num_actions, num_actions, weights),
+        is_due,
+        rtol=1e-3,
+        atol=2e-4,
+        local_metrics=["critic_gradient_norm", "policy_gradient_norm"],
+        read=weights_of,
+        samples=make_samples(STEPS * BATCH, num_actions),
+        draw_weights=draw_weights,
+        least=3e-4,
     )
-    samples = make_samples(STEPS * BATCH, num_actions)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(batches(samples)), 1)
-    seen = []
-    for number in range(STEPS):
-        outputs = replicator.local_results(step())
-        batch = tf.nest.map_structure(lambda x, n=number: x[n * BATCH :][:BATCH], samples)
-        before = reference.weights
-        priorities, metrics = reference.step(*batch[1:])
-        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
-        np.testing.assert_allclose(got, priorities, rtol=1e-3, atol=1e-4)
-        seen.extend(priorities)
-        for output in outputs:
-            check_metrics(output)
-        for name, value in metrics.items():
-            if len(outputs) == 1 or not name.endswith("norm"):  # Replicas have their own norms.
-                mean = np.mean([output.metrics[name] for output in outputs])
-                np.testing.assert_allclose(mean, value, rtol=1e-3, atol=1e-4, err_msg=name)
-        for path, array in weights_of(module).items():
-            new, message = reference.weights[path], f"{path} after step {number + 1}"
-            np.testing.assert_allclose(array, new, rtol=1e-3, atol=2e-4, err_msg=message)
-            trained = path.split("/")[0] in ("model", "policy", "critic")
-            assert (np.abs(new - before[path]).max() > 3e-4) == (trained or number % 2 == 0), (
-                message
-            )
     # Norms and priorities lie on both sides of their limits; otherwise, these would not be tested.
-    assert set(reference.clipped) == {True, False}
-    assert 1.0 in seen and max(seen) > 1
+    assert set(trained.clipped) == {True, False}
+    assert 1.0 in trained.priorities and max(trained.priorities) > 1

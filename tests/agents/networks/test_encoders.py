@@ -8,9 +8,34 @@ import tensorflow as tf
 from agents.networks.encoders import make_encoder, smallest_frame
 from rl_replicator.errors import ConfigError
 
+# (height, width, channels in, filters) of all convolutions, for frames of nine channels.
+_THIRTY_TWO = [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)]
+_KERNELS = {
+    "small": _THIRTY_TWO,
+    "nature": [(8, 8, 9, 32), (4, 4, 32, 64), (3, 3, 64, 64)],
+    "drq_v2": _THIRTY_TWO,
+    "mrq": _THIRTY_TWO,
+    "impala": [
+        kernel
+        for channels, filters in ((9, 16), (16, 32), (32, 32))
+        for kernel in [(3, 3, channels, filters)] + 4 * [(3, 3, filters, filters)]
+    ],
+}
 
-@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "mrq", "impala"])
-def test_encoders_agree_in_both_precisions(kind):
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("small", 11 * 11 * 32),
+        ("nature", 4 * 4 * 64),
+        ("drq_v2", 25 * 25 * 32),
+        ("mrq", 5 * 5 * 32),
+        ("impala", 2048),
+    ],
+)
+def test_convolutions_are_those_published_keep_the_variance_and_agree_in_both_precisions(
+    kind, size
+):
     frames = tf.constant(np.random.default_rng(1).integers(0, 256, (2, 64, 64, 9), dtype=np.uint8))
     exact, fast = (make_encoder(kind, dtype, "encoder") for dtype in (tf.float32, tf.bfloat16))
     features, _ = exact(frames), fast(frames)
@@ -20,35 +45,8 @@ def test_encoders_agree_in_both_precisions(kind):
     assert len({v.name for v in exact.variables}) == len(exact.variables)
     difference = np.abs(fast(frames) - features).max() / np.abs(features).max()
     assert fast(frames).dtype == tf.float32 and 1e-4 < difference < 0.05
-    sizes = {
-        "small": 11 * 11 * 32,
-        "nature": 4 * 4 * 64,
-        "drq_v2": 25 * 25 * 32,
-        "mrq": 5 * 5 * 32,
-        "impala": 2048,
-    }
-    assert features.shape == (2, sizes[kind])
-
-
-# (height, width, channels in, filters) of all convolutions, for frames of nine channels.
-_KERNELS = {
-    "small": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
-    "nature": [(8, 8, 9, 32), (4, 4, 32, 64), (3, 3, 64, 64)],
-    "drq_v2": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
-    "mrq": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
-    "impala": [
-        kernel
-        for channels, filters in ((9, 16), (16, 32), (32, 32))
-        for kernel in [(3, 3, channels, filters)] + 4 * [(3, 3, filters, filters)]
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "mrq", "impala"])
-def test_convolutions_have_the_published_shapes_and_keep_the_variance(kind):
-    encoder = make_encoder(kind, tf.float32, "encoder")
-    encoder(tf.zeros([1, 64, 64, 9], tf.uint8))
-    kernels = [v.numpy() for v in encoder.variables if v.shape.rank == 4]
+    assert features.shape == (2, size)
+    kernels = [v.numpy() for v in exact.variables if v.shape.rank == 4]
     assert sorted(k.shape for k in kernels) == sorted(_KERNELS[kind])
     for kernel in kernels:
         matrix = kernel.reshape(-1, kernel.shape[-1])
@@ -117,20 +115,15 @@ def test_an_encoder_by_import_path():
         ("./encoders.py:make", "was found .*; name it as in an import, package.module, not by"),
         ("agents.networks.encoders:tiny", "no function in agents.networks.encoders"),
         ("agents.networks.encoders:_IMPALA_FILTERS", "_IMPALA_FILTERS', which is no function"),
+        ("ruined.parts:make", "encoder: expected the module ruined.parts to be imported, got Zero"),
     ],
 )
-def test_an_unknown_encoder_is_refused_in_one_line(kind, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        make_encoder(kind, tf.float32, "encoder")
-    assert "\n" not in str(error.value)
-
-
-def test_an_encoder_whose_package_raises_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_an_unknown_encoder_is_refused_in_one_line(kind, message, tmp_path, monkeypatch):
     (tmp_path / "ruined").mkdir()
     (tmp_path / "ruined" / "__init__.py").write_text("\n1 / 0\n")
     (tmp_path / "ruined" / "parts.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    message = "--agent.encoder: expected the module ruined.parts to be imported, got Zero"
     with pytest.raises(ConfigError, match=message) as error:
-        make_encoder("ruined.parts:make", tf.float32, "encoder")
-    assert "\n" not in str(error.value) and "__init__.py, line" in str(error.value)
+        make_encoder(kind, tf.float32, "encoder")
+    assert "\n" not in str(error.value)
+    assert ("__init__.py, line" in str(error.value)) == kind.startswith("ruined")

@@ -20,6 +20,7 @@ from agents.networks.torsos import (
     to_unit_length,
 )
 from rl_replicator.errors import ConfigError
+from tests.agents.actor_critic_reference import batches
 
 RANDOM = np.random.default_rng(0)
 
@@ -112,26 +113,15 @@ def test_batch_norm_sees_both_batches_of_all_replicas_together(replicator_name):
             critic(batch["s"], batch["a"])
             randomize(critic)
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(8)
-        return tf.data.Dataset.from_tensors(batch).unbatch().batch(size).repeat()
-
     def step_fn(batch):
         first, second = (batch["s"], batch["a"]), (batch["s_next"], batch["a_next"])
         return joint_values(online, target, first, second)
 
-    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 1)
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches(batch, 8)), 1)
     found = [np.concatenate(x, -1)[0] for x in zip(*replicator.local_results(step()), strict=True)]
-    inputs = np.concatenate(
-        [
-            np.concatenate([batch["s"], batch["a"]], -1),
-            np.concatenate([batch["s_next"], batch["a_next"]], -1),
-        ]
-    ).astype(np.float64)
-    for critic, values, rows in (
-        (online, found[0], slice(0, 8)),
-        (target, found[1], slice(8, 16)),
-    ):
+    parts = [batch["s"], batch["a"], batch["s_next"], batch["a_next"]]
+    inputs = np.concatenate([np.hstack(parts[:2]), np.hstack(parts[2:])]).astype(np.float64)
+    for critic, values, rows in ((online, found[0], slice(0, 8)), (target, found[1], slice(8, 16))):
         weights = {
             path.replace("/torso/", "/"): array
             for path, array in copy_variables({"critic": critic}, ["critic"]).items()

@@ -59,7 +59,7 @@ class NumpySAC(reference.ActorCritic):
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""
-        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
+        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition[:5])
         start = self.weights
         alpha = np.exp(start["temperature/log"])
         a_next, log_prob_next = self._act(start, o_next, stream=2)

@@ -32,7 +32,7 @@ class NumpyTD3(reference.ActorCritic):
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""
-        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
+        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition[:5])
         start = self.weights
         a_next = np.tanh(reference.mlp(start, "target_policy", o_next))
         # The learner's own noise; some of it must lie on each side of the limit.
