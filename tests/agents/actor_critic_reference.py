@@ -37,7 +37,8 @@ def batches(samples, global_batch_size=BATCH):
 
     def input_fn(context):
         size = context.per_replica_batch_size(global_batch_size)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+        data = tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+        return data.shard(context.num_input_pipelines, context.input_pipeline_id)
 
     return input_fn
 

@@ -7,11 +7,12 @@ from dm_env import specs
 LENGTH = 5
 
 
-class Recall(dm_env.Environment):
+class DiscreteRecall(dm_env.Environment):
     """The cue is -1 or 1, and shown at the first step only; the rewards are for the later steps.
 
-    The observation is [cue, share of the episode]. From the second action on, the reward is
-    1 - |action - cue| / 2: the highest return is 4, that of every policy without a memory 2.
+    The observation is [cue, share of the episode]. From the second action on, the reward is 1 if
+    the action, 0 or 1, is that of the cue: the highest return is 4, that of every policy without a
+    memory 2.
     """
 
     def __init__(self, seed: int = 0):
@@ -26,37 +27,20 @@ class Recall(dm_env.Environment):
         if self._time == LENGTH:
             return self.reset()
         self._time += 1
-        reward = 0.0 if self._time == 1 else 1.0 - abs(self.value(action) - self._cue) / 2
+        reward = float(self._time > 1 and 2.0 * int(action) - 1.0 == self._cue)
         observation = np.array([0.0, self._time / LENGTH], np.float32)
         if self._time < LENGTH:
             return dm_env.transition(reward, observation)
         return dm_env.termination(reward, observation)
 
-    def value(self, action):
-        return float(np.ravel(action)[0])
-
     def observation_spec(self):
         return specs.Array((2,), np.float32, "observation")
 
     def action_spec(self):
-        return specs.BoundedArray((1,), np.float32, -1.0, 1.0, "action")
+        return specs.DiscreteArray(2)
 
     def reward_spec(self):
         return specs.BoundedArray((), np.float64, 0.0, 1.0, "reward")
-
-
-class DiscreteRecall(Recall):
-    """`Recall` with the actions -1 and 1."""
-
-    def value(self, action):
-        return 2.0 * int(action) - 1.0
-
-    def action_spec(self):
-        return specs.DiscreteArray(2)
-
-
-def make_recall(seed):
-    return Recall(seed)
 
 
 def make_discrete_recall(seed):
