@@ -23,6 +23,7 @@ from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import CoreConfig, EncoderSettings, NoiseSettings, memory_of
+from agents.learning.losses import TDLoss, find_td_loss
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.learning.steps import MakeSteps, TransitionSteps, WindowSteps
 from agents.learning.targets import PolicyAverage, average_name, update_targets
@@ -581,12 +582,10 @@ class OffPolicyAgent(PolicyAgent):
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
-        return self._make_learner(
-            replicator,
-            total_steps,
-            make_input_fn(replay_addresses, self.layout, demand, online_fraction),
-            lambda: PriorityWriter(replay_addresses, online_fraction),
-        )
+        input_fn = make_input_fn(replay_addresses, self.layout, demand, online_fraction)
+        is_prioritized = self.config.replay.priority_exponent > 0
+        writer = PriorityWriter(replay_addresses, online_fraction) if is_prioritized else None
+        return self._replicated(replicator, total_steps, input_fn, writer)
 
     def make_local_learner(
         self, replicator: rr.Replicator, replay: LocalTable, total_steps: int
@@ -600,22 +599,47 @@ class OffPolicyAgent(PolicyAgent):
             )
         demand = self._demand(replicator.num_replicas)
         input_fn = replay.make_input_fn(self.layout, demand)
-        return self._make_learner(replicator, total_steps, input_fn, lambda: replay)
-
-    def _make_learner(
-        self,
-        replicator: rr.Replicator,
-        total_steps: int,
-        input_fn: Callable[[Any], tf.data.Dataset],
-        make_priorities: Callable[[], Priorities],
-    ) -> ReplayLearner:
-        priorities = make_priorities() if self.config.replay.priority_exponent > 0 else None
+        priorities = replay if self.config.replay.priority_exponent > 0 else None
         return self._replicated(replicator, total_steps, input_fn, priorities)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """How transitions are laid out in the table."""
         return self.observations.make_layout(self.extras_spec, self.sequences)
+
+
+class TwinCriticAgent(OffPolicyAgent):
+    """An agent with two critics of the expected return, such as TD3 and SAC.
+
+    Attributes:
+      learner_type: the class that `make_module` constructs.
+    """
+
+    learner_type: Callable[..., StepModule]
+    trains_batch_norm = True
+
+    def check_config(self) -> None:
+        """See `PolicyAgent`."""
+        super().check_config()
+        self.make_td_loss()
+
+    def make_td_loss(self) -> TDLoss:
+        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], one for each error."""
+        return find_td_loss(self.config.td_loss)
+
+    def make_module(self, replicator: rr.Replicator, total_steps: int) -> StepModule:
+        """See `PolicyAgent`."""
+        online, target = self.make_networks(self.make_twin_critic)
+        return self.learner_type(
+            self.config,
+            online=online,
+            target=target,
+            total_steps=total_steps,
+            augment=self.observations.augment,
+            replicator=replicator,
+            td_loss=self.make_td_loss(),
+            scale=self.make_scale(),
+        )
 
 
 def _check_acting(module: StepModule) -> None:

@@ -43,7 +43,7 @@ class SACLearner(tf.Module):
         self,
         config: SACConfig,
         online: ActorCritic,
-        target: Target,
+        target: ActorCritic,
         total_steps: int,
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
@@ -55,7 +55,7 @@ class SACLearner(tf.Module):
         Args:
           config: hyper-parameters.
           online: built networks; the critic is a `TwinCritic`, the policy a `GaussianPolicy`.
-          target: built networks with the same weights.
+          target: built networks with the same weights, of which the policy is not used.
           total_steps: learner steps over which the importance exponent grows to its final value.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
@@ -69,7 +69,7 @@ class SACLearner(tf.Module):
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()
-        self.online, self.target = online, target
+        self.online, self.target = online, Target(target.encoder, target.critic)
         self.log_temperature = tf.Variable(
             math.log(config.initial_temperature), name="log_temperature"
         )
