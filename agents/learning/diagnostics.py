@@ -38,7 +38,8 @@ def step_metrics(
     """
     return {
         "policy_gradient_norm": tf.linalg.global_norm(policy_gradients),
-        "action_saturation": action_saturation(action),
+        # The share of dimensions at their bounds.
+        "action_saturation": tf.reduce_mean(tf.cast(tf.abs(action) > _SATURATED, tf.float32)),
         **critic_metrics(critic_gradients, critic_variables, weights, priorities),
     }
 
@@ -50,11 +51,15 @@ def critic_metrics(
     priorities: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
     """Computes those of `step_metrics` that need no policy; see there for the arguments."""
+    mean_square = tf.reduce_mean(tf.square(weights))
+    spread = tf.math.reduce_std(priorities)
     return {
         "critic_gradient_norm": tf.linalg.global_norm(critic_gradients),
         "dormant_share": dormant_share(critic_gradients, critic_variables),
-        "effective_batch_share": effective_share(weights),
-        "priority_variation": variation(priorities),
+        # Kish's effective sample size, as a share: (sum w)^2 / (B sum w^2).
+        "effective_batch_share": tf.square(tf.reduce_mean(weights)) / mean_square,
+        # The coefficient of variation; 0 if all priorities are 0.
+        "priority_variation": tf.math.divide_no_nan(spread, tf.reduce_mean(priorities)),
     }
 
 
@@ -84,39 +89,3 @@ def dormant_share(
             is_dormant = norms <= _DORMANT * tf.reduce_mean(norms)
             shares.append(tf.reduce_mean(tf.cast(is_dormant, tf.float32)))
     return tf.add_n(shares) / len(shares) if shares else tf.constant(0.0)
-
-
-def action_saturation(action: tf.Tensor) -> tf.Tensor:
-    """Computes the share of action dimensions at their bounds, where tanh passes no gradient.
-
-    Args:
-      action: [B, A] float32 in [-1, 1].
-
-    Returns:
-      float32 scalar.
-    """
-    return tf.reduce_mean(tf.cast(tf.abs(action) > _SATURATED, tf.float32))
-
-
-def effective_share(weights: tf.Tensor) -> tf.Tensor:
-    """Computes Kish's effective sample size, as a share: (sum w)^2 / (B sum w^2).
-
-    Args:
-      weights: [B] float32, positive.
-
-    Returns:
-      float32 scalar in (0, 1]: 1 if all weights are equal.
-    """
-    return tf.square(tf.reduce_mean(weights)) / tf.reduce_mean(tf.square(weights))
-
-
-def variation(values: tf.Tensor) -> tf.Tensor:
-    """Computes the coefficient of variation: the standard deviation over the mean.
-
-    Args:
-      values: [B] float32, not negative.
-
-    Returns:
-      float32 scalar; 0 if all values are 0.
-    """
-    return tf.math.divide_no_nan(tf.math.reduce_std(values), tf.reduce_mean(values))

@@ -69,18 +69,19 @@ def test_a_layer_without_influence_is_dormant():
     assert metrics["critic_gradient_norm"].numpy() == pytest.approx(2.0)
 
 
-def test_saturation_counts_dimensions():
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [([0.3, 0.3], 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25), ([1.0, 3.0], 16 / 20)],
+)
+def test_saturation_effective_batch_and_variation(weights, share):
     action = tf.constant([[1.0, -0.995], [0.5, -1.0]])
-    assert diagnostics.action_saturation(action).numpy() == 0.75
-
-
-def test_effective_share():
-    assert diagnostics.effective_share(tf.constant([0.3, 0.3])).numpy() == pytest.approx(1.0)
-    assert diagnostics.effective_share(tf.constant([1.0, 0.0, 0.0, 0.0])).numpy() == 0.25
-    # (1 + 3)^2 / (2 * (1 + 9))
-    assert diagnostics.effective_share(tf.constant([1.0, 3.0])).numpy() == pytest.approx(0.8)
-
-
-def test_variation():
-    assert diagnostics.variation(tf.constant([1.0, 3.0])).numpy() == pytest.approx(0.5)
-    assert diagnostics.variation(tf.zeros([4])).numpy() == 0.0
+    for priorities, variation in ([1.0, 3.0], 0.5), ([0.0, 0.0], 0.0):
+        metrics = diagnostics.step_metrics(
+            [tf.ones([2])],
+            [tf.Variable([1.0, 1.0])],
+            [tf.ones([2])],
+            *(action, tf.constant(weights), tf.constant(priorities)),
+        )
+        assert metrics["action_saturation"].numpy() == 0.75
+        assert metrics["effective_batch_share"].numpy() == pytest.approx(share)
+        assert metrics["priority_variation"].numpy() == pytest.approx(variation)
