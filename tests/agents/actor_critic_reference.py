@@ -257,9 +257,9 @@ def update_targets(weights, tau):
     return new
 
 
-def mlp(weights, name, x):
+def mlp(weights, name, x, head="head"):
     """linear, LayerNorm, tanh, then linear and elu for each further layer, then a linear head."""
-    head = f"{name}/head"
+    head = f"{name}/{head}"
     if f"{name}/torso/linear_0/w" in weights:
         name = f"{name}/torso"
     x = x @ weights[f"{name}/linear_0/w"] + weights[f"{name}/linear_0/b"]

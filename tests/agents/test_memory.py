@@ -25,15 +25,7 @@ from agents.replay.sequences import Sequence
 from agents.replay.transitions import RETURNS, Sample
 from agents.runs.options import AgentOptions
 from rl_replicator.runs.metrics import read_metrics
-from tests.agents.actor_critic_reference import (
-    Adam,
-    batches,
-    gradient,
-    log_softmax,
-    mlp,
-    norm,
-    project,
-)
+from tests.agents import actor_critic_reference as reference
 from tests.agents.fixed_samples import make_spec
 from tests.agents.memory_reference import unroll
 from tests.environments.memory_fakes import LENGTH
@@ -143,41 +135,53 @@ def places(window):
                 yield b, t, total, factor, k
 
 
-def dqn_step(weights, config, atoms, sample, beta):
-    """Gradients of every online weight, the loss and the priorities: R2D2 with C51's loss."""
-    window = sample.transition
-    b, t, r, d, k = map(np.array, zip(*places(window), strict=True))
-    frozen = burnt_in(weights, "encoder", window)
-    importance = (sample.probabilities * sample.table_size) ** -beta
-    importance /= importance.max()
-    rows = np.arange(len(b))
+class NumpyR2D2(reference.ActorCritic):
+    """R2D2 with C51's loss, without two streams."""
 
-    def logits(weights, prefix, at):
-        frozen_state = frozen if prefix == "" else None
-        features = window_features(weights, f"{prefix}encoder", window, frozen_state)
-        return mlp(weights, f"{prefix}policy", features[b, at - BURN_IN]).reshape(len(b), 2, -1)
+    num_augmented = 1
 
-    values = np.exp(log_softmax(logits(weights, "", k))) @ atoms
-    best = logits(weights, "target_", k)[rows, values.argmax(-1)]
-    target = project(r, d, np.exp(log_softmax(best)), atoms)
+    def __init__(self, config, atoms, weights):
+        super().__init__(weights, all=config.critic_learning_rate)
+        self.trained = ["encoder", "policy"]
+        self._config, self._atoms = config, atoms.astype(np.float64)
 
-    def losses(weights):
-        chosen = logits(weights, "", t)[rows, window.action[b, t]]
-        return -(target * log_softmax(chosen)).sum(-1)
+    def step(self, probabilities, table_size, window):
+        """Trains on a global batch; returns the new priorities and the metrics."""
+        start, config = self.weights, self._config
+        b, t, r, d, k = map(np.array, zip(*places(window), strict=True))
+        frozen = burnt_in(start, "encoder", window)
+        importance = self.importance(probabilities, table_size)
+        rows = np.arange(len(b))
 
-    def loss(weights):
-        return (importance[b] * losses(weights)).sum() / (BATCH * STEPS)
+        def logits(weights, prefix, at):
+            frozen_state = frozen if prefix == "" else None
+            features = window_features(weights, f"{prefix}encoder", window, frozen_state)
+            outputs = reference.mlp(weights, f"{prefix}policy", features[b, at - BURN_IN])
+            return outputs.reshape(len(b), 2, -1)
 
-    entropy = np.where(target > 0, target * np.log(np.where(target > 0, target, 1)), 0).sum(-1)
-    divergence = losses(weights) + entropy
-    priorities = [
-        0.9 * divergence[b == i].max() + 0.1 * divergence[b == i].mean() for i in range(4)
-    ]
-    names = [path for path in weights if not path.startswith("target_")]
-    gradients = gradient(loss, weights, names)
-    factor = min(1.0, config.max_gradient_norm / norm(gradients))
-    clipped = {path: factor * array for path, array in gradients.items()}
-    return clipped, loss(weights), priorities
+        values = np.exp(reference.log_softmax(logits(start, "", k))) @ self._atoms
+        best = logits(start, "target_", k)[rows, values.argmax(-1)]
+        target = reference.project(r, d, np.exp(reference.log_softmax(best)), self._atoms)
+
+        def losses(weights):
+            chosen = logits(weights, "", t)[rows, window.action[b, t]]
+            return -(target * reference.log_softmax(chosen)).sum(-1)
+
+        def loss(weights):
+            return (importance[b] * losses(weights)).sum() / (BATCH * STEPS)
+
+        divergence = losses(start) + (target * np.log(np.where(target > 0, target, 1))).sum(-1)
+        priorities = [
+            0.9 * divergence[b == i].max() + 0.1 * divergence[b == i].mean() for i in range(BATCH)
+        ]
+        metrics = {"critic_loss": loss(start)}
+        paths = reference.names(start, *self.trained)
+        gradients = reference.gradient(loss, start, paths)
+        self.train({"all": self.clip(gradients, config.max_gradient_norm)})
+        self.steps += 1
+        if self.steps % config.target_update_period == 0:
+            self.weights = reference.update_targets(self.weights, 1.0)
+        return priorities, metrics
 
 
 def test_dqn_trains_on_windows_as_in_numpy():
@@ -194,37 +198,21 @@ def test_dqn_trains_on_windows_as_in_numpy():
         max_gradient_norm=0.1,
         global_batch_size=BATCH,
         memory=MEMORY,
-        replay=ReplayConfig(
-            priority_exponent=0.6, importance_exponent_start=0.7, importance_exponent_end=0.7
-        ),
+        replay=reference.REPLAY,
     )
     agent = COMMANDS["dqn"].make_agent(config, spec_of())
-    windows = [make_windows(seed) for seed in range(3)]
-    samples = tf.nest.map_structure(lambda *x: np.concatenate(x), *windows)
-    replicator = rr.make("multi_device:2")
-    with replicator.scope():
-        module = agent.make_module(replicator, total_steps=100)
-    inputs = replicator.make_inputs(batches(samples, BATCH))
-    step = replicator.replicate(module.step_fn, inputs, 1)
-    names = ("encoder", "policy")
-    networks = {name: getattr(module.online, name) for name in names}
-    networks |= {f"target_{name}": getattr(module.target, name) for name in names}
-    weights, adam = weights_of(networks, seed=4), Adam(config.critic_learning_rate)
-    atoms = agent.value_range.atoms().astype(np.float64)
-    for number, sample in enumerate(windows):
-        gradients, loss, priorities = dqn_step(weights, config, atoms, sample, 0.7)
-        outputs = replicator.local_results(step())
-        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
-        np.testing.assert_allclose(got, priorities, rtol=1e-3, atol=1e-5)
-        mean = np.mean([output.metrics["critic_loss"] for output in outputs])
-        np.testing.assert_allclose(mean, loss, rtol=1e-4)
-        before, weights = weights, adam.apply(weights, gradients)
-        if number % 2:
-            names = [path for path in weights if path.startswith("target_")]
-            weights |= {path: weights[path.removeprefix("target_")] for path in names}
-        for path, array in weights_of(networks).items():
-            np.testing.assert_allclose(array, weights[path], rtol=2e-3, atol=2e-4, err_msg=path)
-            assert path.startswith("target_") or np.abs(array - before[path]).max() > 1e-3, path
+    reference.check_training(
+        "multi_device:2",
+        agent,
+        lambda weights: NumpyR2D2(config, agent.value_range.atoms(), weights),
+        lambda path, number: not path.startswith("target_") or number == 1,
+        rtol=2e-3,
+        atol=2e-4,
+        samples=tf.nest.map_structure(
+            lambda *x: np.concatenate(x), *[make_windows(seed) for seed in range(3)]
+        ),
+        least=1e-3,
+    )
 
 
 FIGURES = ("critic_loss", "q_mean", "policy_gradient_norm")  # Adam's first step has one size.

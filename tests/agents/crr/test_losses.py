@@ -55,12 +55,6 @@ def test_samples_are_those_of_the_mixture():
     assert (np.mean(found == -1.0)) == pytest.approx(cumulative(-1.0), abs=0.01)
 
 
-def test_advantages_compare_with_the_mean_or_the_maximum():
-    q, q_samples = np.array([3.0, 1.0]), np.array([[1.0, 1.0], [2.0, 5.0], [6.0, 0.0]])
-    np.testing.assert_allclose(losses.advantage(q, q_samples, "mean"), [0.0, -1.0])
-    np.testing.assert_allclose(losses.advantage(q, q_samples, "max"), [-3.0, -4.0])
-
-
 @pytest.mark.parametrize(
     ("weighting", "expected"),
     [
@@ -74,16 +68,6 @@ def test_weights(weighting, expected):
     advantages = tf.constant([-2.0, 0.0, 1.0, 7.0, 1000.0])
     found = losses.WEIGHTINGS[weighting](advantages, 2.0, 20.0)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_the_loss_is_a_weighted_regression():
-    log_densities, weights = tf.Variable([1.0, -2.0]), tf.Variable([3.0, 0.5])
-    with tf.GradientTape() as tape:
-        loss = losses.policy_loss(log_densities, weights)
-    assert float(loss) == pytest.approx(-(3.0 - 1.0) / 2)
-    gradients = tape.gradient(loss, [log_densities, weights])
-    np.testing.assert_allclose(gradients[0], [-1.5, -0.25])
-    assert gradients[1] is None
 
 
 def test_the_greedy_action_is_the_mean_of_the_most_probable_component():

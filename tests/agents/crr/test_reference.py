@@ -49,16 +49,14 @@ class NumpyCRR(reference.ActorCritic):
 
     def _mixture(self, weights, prefix, observation):
         """Weights [B, M], means and standard deviations [B, M, A] of the components."""
-        heads = {}
-        for head in ("logits", "mean", "stddev"):
-            old, new = (f"{prefix}policy/{name}/" for name in (head, "head"))
-            renamed = {path.replace(old, new): array for path, array in weights.items()}
-            heads[head] = reference.mlp(renamed, f"{prefix}policy", observation)
-        probabilities = np.exp(heads["logits"])
-        probabilities /= probabilities.sum(-1, keepdims=True)
+        logits, mean, stddev = (
+            reference.mlp(weights, f"{prefix}policy", observation, head)
+            for head in ("logits", "mean", "stddev")
+        )
         shape = (len(observation), self.config.num_components, fixed_samples.ACTION)
-        stddev = 0.01 + np.log1p(np.exp(heads["stddev"]))
-        return probabilities, np.tanh(heads["mean"]).reshape(shape), stddev.reshape(shape)
+        stddev = 0.01 + np.log1p(np.exp(stddev))
+        probabilities = np.exp(reference.log_softmax(logits))
+        return probabilities, np.tanh(mean).reshape(shape), stddev.reshape(shape)
 
     def _sample(self, mixture, stream):
         """Actions [B, A], drawn with the learner's own noise."""

@@ -12,18 +12,17 @@ from agents import dqn, load_policy
 from agents.agent import ExplorationContext
 from agents.cli import policies
 from agents.dqn.config import DQNConfig, PixelDQNConfig
-from agents.nodes.run_plan import EvaluationSchedule
 from agents.policies import exported as exported_policies
 from agents.replay.config import FrameReplayConfig, ReplayConfig
-from agents.runs.options import AgentOptions, PixelAgentOptions
+from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.cli import main
 from tests.agents import fixed_samples
+from tests.agents.button_runs import BUTTONS, options
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(dqn.command, name="agents.dqn:command")
-BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.
 SEEN = "tests.environments.discrete_fakes:make_seen_buttons"
 FRAME = PixelConfig(render="observed")
 STREAMS = ("value", "advantage")
@@ -58,56 +57,36 @@ def test_from_pixels_the_layer_that_streams_share_may_be_the_projection_alone(to
     assert all(kernels[f"policy/{stream}/linear_0/w:0"] == (4, 8) for stream in STREAMS)
 
 
-@pytest.mark.parametrize(("rank", "epsilon"), [(0.0, 0.4), (0.5, 0.4**4.5), (1.0, 0.4**8)])
-def test_a_ladder_of_epsilons(rank, epsilon):
+VALUES = np.array([-np.inf, 2.0, 1.0, -np.inf, 0.0, -np.inf], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "epsilon"),
+    [(0.0, 10_000, 0.4), (0.5, 10_000, 0.4**4.5), (1.0, 10_000, 0.4**8), (0.5, 999, 1.0)],
+)
+def test_a_ladder_of_epsilons_and_random_actions_at_first(rank, step, epsilon):
     """Horgan et al. 2018, section 4.1. A random action is the best one in a third of all cases."""
-    explore = exploration(rank)
-    values = np.array([0.0, 2.0, 1.0, *[-np.inf] * 3], np.float32)
-    taken = [int(explore(values)[0]) for _ in range(20_000)]
-    share = np.mean(np.array(taken) != 1)
-    assert share == pytest.approx(2 / 3 * epsilon, abs=0.01)
-    assert set(taken) <= {0, 1, 2}
-
-
-def test_the_first_actions_are_random_and_legal():
-    explore = exploration(step=999)
-    values = np.array([-np.inf, 2.0, 1.0, -np.inf, 0.0, -np.inf], np.float32)
-    taken = [int(explore(values)[0]) for _ in range(3000)]
-    counts = np.bincount(taken, minlength=6)
-    assert counts[[0, 3, 5]].sum() == 0
-    np.testing.assert_allclose(counts[[1, 2, 4]] / 3000, 1 / 3, atol=0.04)
-
-
-def options(run_dir, **changes):
-    settings = {
-        "env": BUTTONS,
-        "steps": 300,
-        "run_dir": run_dir,
-        "agent": SMALL,
-        "video": False,
-        "evaluation": EvaluationSchedule(every=150, episodes=2, last_episodes=2),
-    }
-    return AgentOptions(**(settings | changes))
+    explore, count = exploration(rank, step), 10_000
+    shares = np.bincount([int(explore(VALUES)[0]) for _ in range(count)], minlength=6) / count
+    expected = epsilon / 3 * (-np.inf < VALUES) + (1 - epsilon) * (VALUES == 2)
+    np.testing.assert_allclose(shares, expected, atol=0.02)
+    assert (shares[-np.inf == VALUES] == 0).all()
 
 
 @pytest.mark.timeout(300)
 def test_runs_from_training_to_data(tmp_path, monkeypatch):
     """Others learn from the data of a deterministic run; tests/agents/test_memory.py stops one."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    run = tmp_path / "run"
-    assert COMMAND.train(options(run, deterministic=True)) == 0
+    run, offline = tmp_path / "run", tmp_path / "offline"
+    assert COMMAND.train(options(run, SMALL, deterministic=True)) == 0
     assert policies.record([str(run), "--episodes", "15", "--dataset", "a-v0", "--explore"]) == 0
-    offline = tmp_path / "offline"
-    options_offline = {"offline": "a-v0", "env": BUTTONS, "actors": 1, "steps": 40}
-    assert COMMAND.train(options(offline, **options_offline)) == 0
-    prefilled = tmp_path / "prefilled"
-    assert COMMAND.train(options(prefilled, prefill="a-v0", actors=2)) == 0
-    policy = load_policy(prefilled)
+    assert COMMAND.train(options(offline, SMALL, offline="a-v0", actors=1, steps=40)) == 0
+    policy = load_policy(offline)
     with policy.make_environment(seed=5) as environment:
         timestep = environment.reset()
         while not timestep.last():
             timestep = environment.step(policy.act(timestep.observation))
-    assert main.main(["report", str(prefilled), "--out", str(tmp_path / "report.html")]) == 0
+    assert main.main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
 
 
 @pytest.mark.timeout(300)
@@ -132,7 +111,7 @@ def test_frames_and_a_mask_from_training_to_an_export(tmp_path):
         exploration_random_steps=50,
         replay=FrameReplayConfig(min_size=100, samples_per_insert=16.0),
     )
-    of_state = options(run, agent=SMALL)
+    of_state = options(run, SMALL)
     changes = {"env": SEEN, "frame": FRAME, "agent": config, "steps": 800, "action_repeat": 1}
     settings = {f.name: getattr(of_state, f.name) for f in dataclasses.fields(of_state)}
     assert COMMAND.train(PixelAgentOptions(**settings | changes | {"pixels": True})) == 0

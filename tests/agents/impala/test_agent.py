@@ -9,15 +9,13 @@ from agents import impala, load_policy
 from agents.cli import policies
 from agents.config import CoreConfig
 from agents.impala.config import ImpalaConfig
-from agents.nodes.run_plan import EvaluationSchedule
-from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
+from tests.agents.button_runs import options
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 # By import path, which needs no registration.
 COMMAND = dataclasses.replace(impala.command, name="agents.impala:command")
-BUTTONS = "tests.environments.discrete_fakes:make_buttons"  # It refuses illegal actions.
 SMALL = ImpalaConfig(
     policy_layers=(16,),
     critic_layers=(16,),
@@ -28,25 +26,13 @@ SMALL = ImpalaConfig(
 )
 
 
-def options(run_dir, **changes):
-    settings = {
-        "env": BUTTONS,
-        "steps": 300,
-        "run_dir": run_dir,
-        "agent": SMALL,
-        "video": False,
-        "evaluation": EvaluationSchedule(every=150, episodes=2, last_episodes=2),
-    }
-    return AgentOptions(**(settings | changes))
-
-
 @pytest.mark.timeout(300)
 def test_a_deterministic_run_goes_on_bit_for_bit(tmp_path):
     """Within an episode and an unroll, whose log-densities and states cannot be computed again."""
     part, whole = tmp_path / "part", tmp_path / "whole"
     agent = dataclasses.replace(SMALL, memory=CoreConfig("gru", 8))
     for run_dir, steps in ((part, 203), (part, 300), (whole, 300)):
-        assert COMMAND.train(options(run_dir, steps=steps, deterministic=True, agent=agent)) == 0
+        assert COMMAND.train(options(run_dir, agent, steps=steps, deterministic=True)) == 0
     found = [
         load_policy(run_dir).weights.get_variables(["policy", "encoder"])
         for run_dir in (part, whole)
@@ -63,7 +49,7 @@ def test_a_run_with_several_actors_and_servers_says_how_old_its_data_were(
     """Its policy is recorded with exploration; its data cannot be learned from."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     run = tmp_path / "run"
-    assert COMMAND.train(options(run, steps=1000, actors=2, replay_shards=2)) == 0
+    assert COMMAND.train(options(run, SMALL, steps=1000, actors=2, replay_shards=2)) == 0
     ages = read_metrics(run, "learner")["data_age_max"]
     # In batches: one of the queues, one on its way, and five in the learner's input; and what
     # both actors do between two requests for weights.
@@ -72,6 +58,6 @@ def test_a_run_with_several_actors_and_servers_says_how_old_its_data_were(
     assert policies.record([str(run), "--episodes", "2", "--dataset", "b-v0", "--explore"]) == 0
     for refused in ({"prefill": "b-v0"}, {"offline": "b-v0"}):
         with pytest.raises(UsageError, match="expected an agent that learns from recorded"):
-            COMMAND.train(options(tmp_path / "refused", **refused))
+            COMMAND.train(options(tmp_path / "refused", SMALL, **refused))
     with pytest.raises(ConfigError, match="--online-fraction: expected 1 for impala"):
-        COMMAND.train(options(tmp_path / "refused", prefill="b-v0", online_fraction=0.5))
+        COMMAND.train(options(tmp_path / "refused", SMALL, prefill="b-v0", online_fraction=0.5))

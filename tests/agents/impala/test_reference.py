@@ -89,11 +89,6 @@ class NumpyImpala(reference.ActorCritic):
         self.config, self.is_discrete = config, is_discrete
         self.trained, self.returns = ["encoder", "policy", "critic"], []
 
-    def _head(self, weights, head, observation):
-        old, new = (f"policy/{name}/" for name in (head, "head"))
-        renamed = {path.replace(old, new): array for path, array in weights.items()}
-        return reference.mlp(renamed, "policy", observation)
-
     def _features(self, weights, unroll):
         """[B, T + 1, F]; the first state is the actor's, and that of an episode's start is 0."""
         observation = unroll.observation[..., :SIZE].astype(np.float64)
@@ -116,8 +111,8 @@ class NumpyImpala(reference.ActorCritic):
             with np.errstate(divide="ignore", invalid="ignore"):
                 each = np.where(probs > 0, probs * np.log(probs), 0.0)
                 return np.log(taken), -each.sum(-1)
-        mean = self._head(weights, "mean", observation)
-        stddev = np.exp(self._head(weights, "log_stddev", observation))
+        mean = reference.mlp(weights, "policy", observation, "mean")
+        stddev = np.exp(reference.mlp(weights, "policy", observation, "log_stddev"))
         u = unroll.extras["preactivation"]
         density = np.exp(-(((u - mean) / stddev) ** 2) / 2) / (stddev * np.sqrt(2 * np.pi))
         # Of tanh(u), by a sum over four thousand points.

@@ -14,9 +14,32 @@ from agents.learning.targets import PolicyAverage, update_targets
 from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from tests.agents.fixed_samples import make_samples, make_spec
-from tests.agents.frozen import RandomFeatures
 
-TORSO = "tests.agents.frozen:RandomFeatures"
+
+class RandomFeatures(snt.Module):
+    """[B, N] -> [B, sizes[-1]]: sines of a fixed random projection, then a linear layer."""
+
+    def __init__(self, sizes, name):
+        super().__init__(name=name)
+        self._num_features = sizes[0]
+        self._linear = snt.Linear(sizes[-1], name="linear")
+
+    @snt.once
+    def _build(self, size):
+        projection = tf.random.normal([size, self._num_features])
+        self.projection = tf.Variable(projection, trainable=False, name="projection")
+
+    def __call__(self, x):
+        self._build(x.shape[-1])
+        return self._linear(tf.sin(x @ self.projection))
+
+
+class Idle(RandomFeatures):
+    """The same with a trainable variable on which nothing depends."""
+
+    def __init__(self, sizes, name):
+        super().__init__(sizes, name)
+        self.idle = tf.Variable([1.0], name="idle")
 
 
 class Counting(snt.Module):
@@ -39,7 +62,10 @@ def test_what_is_trained_moves_and_the_rest_is_copied():
 
 
 def test_copies_start_with_the_random_features_of_the_network():
-    agent = TD3(TD3Config(torso=TORSO, policy_layers=(8, 4), critic_layers=(8, 4)), make_spec())
+    agent = TD3(
+        TD3Config(torso=f"{__name__}:RandomFeatures", policy_layers=(8, 4), critic_layers=(8, 4)),
+        make_spec(),
+    )
     replicator = rr.make("single_device")
     with replicator.scope():
         module = agent.make_module(replicator, 100)
@@ -58,7 +84,7 @@ def test_copies_start_with_the_random_features_of_the_network():
 
 @pytest.mark.parametrize(("agent_class", "config"), [(D4PG, D4PGConfig()), (TD3, TD3Config())])
 def test_a_variable_on_which_nothing_depends_stays_as_it_is(agent_class, config):
-    torso = "tests.agents.frozen:Idle"
+    torso = f"{__name__}:Idle"
     config = dataclasses.replace(config, torso=torso, policy_layers=(8, 4), critic_layers=(8, 4))
     replicator = rr.make("single_device")
     with replicator.scope():

@@ -45,20 +45,6 @@ def test_steps_after_the_end_do_not_count_and_targets_have_no_gradient():
     assert tape.gradient(total, features) is None
 
 
-def test_targets_are_in_units_of_the_reward_scale():
-    q = np.array([[3.0, 2.0], [-1.0, 5.0]], np.float32)
-    target = losses.scaled_target(np.float32([1.0, 4.0]), np.float32([0.5, 0.0]), q, 2.0, 3.0)
-    np.testing.assert_allclose(target, [(1 + 0.5 * 3 * 2) / 2, 4 / 2])
-
-
-def test_the_critics_have_a_huber_loss_and_priorities_of_at_least_one():
-    errors = np.array([[0.5, -0.2], [-3.0, 1.0]], np.float32)
-    each = [(0.125 + 0.02) / 2, (2.5 + 0.5) / 2]
-    loss = losses.critic_loss(errors, np.float32([1.0, 0.5]))
-    np.testing.assert_allclose(loss, (each[0] + each[1] / 2) / 2, rtol=1e-6)
-    np.testing.assert_allclose(losses.priorities(errors), [1.0, 3.0])
-
-
 def test_samples_have_the_probabilities_of_the_logits():
     count, probabilities = 40_000, np.array([0.1, 0.6, 0.3])
     noise = np.random.default_rng(0).standard_normal((count, 4), np.float32)

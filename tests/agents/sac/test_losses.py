@@ -34,16 +34,6 @@ def test_the_density_far_out_is_finite():
     np.testing.assert_allclose(log_prob, [expected], rtol=1e-6)
 
 
-def test_dimensions_add_up():
-    _, each = losses.squashed_sample(
-        tf.constant([[0.1], [-0.4]]), tf.constant([[0.5], [2.0]]), tf.constant([[1.0], [-0.3]])
-    )
-    _, both = losses.squashed_sample(
-        tf.constant([[0.1, -0.4]]), tf.constant([[0.5, 2.0]]), tf.constant([[1.0, -0.3]])
-    )
-    np.testing.assert_allclose(both, [np.sum(each)], rtol=1e-5)
-
-
 def test_the_target_counts_the_smaller_critic_and_the_entropy():
     # 1 + 0.5 * (3 - 0.2 * -2) = 2.7; after termination the reward alone.
     q_t = tf.constant([[4.0, 3.0], [9.0, 8.0]])
@@ -54,18 +44,6 @@ def test_the_target_counts_the_smaller_critic_and_the_entropy():
         )
     np.testing.assert_allclose(target, [2.7, 2.0], rtol=1e-6)
     assert tape.gradient(target, q_t) is None
-
-
-def test_the_policy_ascends_the_smaller_critic_and_its_entropy():
-    q, log_prob, alpha = tf.constant([[1.0, 7.0]]), tf.constant([-3.0]), tf.constant(0.5)
-    with tf.GradientTape() as tape:
-        tape.watch([q, log_prob, alpha])
-        loss = losses.policy_loss(q, log_prob, alpha)
-    np.testing.assert_allclose(loss, 0.5 * -3.0 - 1.0)
-    q_gradient, log_prob_gradient, alpha_gradient = tape.gradient(loss, [q, log_prob, alpha])
-    np.testing.assert_allclose(q_gradient, [[-1.0, 0.0]])
-    np.testing.assert_allclose(log_prob_gradient, [0.5])
-    assert alpha_gradient is None
 
 
 def test_the_temperature_grows_while_the_entropy_is_below_its_target():

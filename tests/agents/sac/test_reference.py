@@ -34,26 +34,16 @@ class NumpySAC(reference.ActorCritic):
     """Haarnoja et al. 2018 (arXiv:1812.05905), Algorithm 1."""
 
     def __init__(self, weights):
-        rates = {
-            name: getattr(CONFIG, f"{name}_learning_rate")
-            for name in ("critic", "policy", "temperature")
-        }
-        super().__init__(weights, **rates)
+        networks = ("critic", "policy", "temperature")
+        super().__init__(weights, **{n: getattr(CONFIG, f"{n}_learning_rate") for n in networks})
         np.testing.assert_allclose(np.exp(self.weights["temperature/log"]), 0.3, rtol=1e-6)
 
     def _act(self, weights, observation, stream):
         """An action of the policy and its log-probability, with the learner's own noise."""
         shape = (reference.BATCH, ACTION)
         noise = self.draw(shape, stream).numpy().astype(np.float64)
-        torso = {path.replace("policy/torso", "policy"): x for path, x in weights.items()}
-        heads = {}
-        for head in ("mean", "log_stddev"):
-            renamed = {
-                path.replace(f"policy/{head}", "policy/head"): x for path, x in torso.items()
-            }
-            heads[head] = reference.mlp(renamed, "policy", observation)
-        stddev = np.exp(heads["log_stddev"])
-        u = heads["mean"] + stddev * noise
+        stddev = np.exp(reference.mlp(weights, "policy", observation, "log_stddev"))
+        u = reference.mlp(weights, "policy", observation, "mean") + stddev * noise
         log_prob = -0.5 * noise**2 - np.log(stddev) - 0.5 * np.log(2 * np.pi)
         return np.tanh(u), (log_prob - np.log(1 - np.tanh(u) ** 2)).sum(-1)
 

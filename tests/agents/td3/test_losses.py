@@ -11,31 +11,21 @@ from rl_replicator.errors import ConfigError
 
 def test_the_target_is_that_of_the_smaller_critic():
     # 1 + 0.5 * min(4, 3) = 2.5; after termination the reward alone; -1 + 0.9 * -2 = -2.8.
-    target = losses.clipped_double_q_target(
-        tf.constant([1.0, 2.0, -1.0]),
-        tf.constant([0.5, 0.0, 0.9]),
-        tf.constant([[4.0, 3.0], [9.0, 8.0], [-2.0, 5.0]]),
-    )
-    np.testing.assert_allclose(target, [2.5, 2.0, -2.8], rtol=1e-6)
-
-
-def test_no_gradient_reaches_the_target():
-    q_t = tf.constant([[4.0, 3.0]])
+    q_t = tf.constant([[4.0, 3.0], [9.0, 8.0], [-2.0, 5.0]])
+    r_t, d_t = tf.constant([1.0, 2.0, -1.0]), tf.constant([0.5, 0.0, 0.9])
     with tf.GradientTape() as tape:
         tape.watch(q_t)
-        target = losses.clipped_double_q_target(tf.constant([1.0]), tf.constant([0.5]), q_t)
+        target = losses.clipped_double_q_target(r_t, d_t, q_t)
+    np.testing.assert_allclose(target, [2.5, 2.0, -2.8], rtol=1e-6)
     assert tape.gradient(target, q_t) is None
 
 
 def test_noise_and_action_are_clipped():
-    action = tf.constant([[0.2, 0.9, -0.9]])
-    noise = tf.constant([[0.1, 0.4, -3.0]])
-    # 0.2 + 0.1; 0.9 + 0.4 > 1; -0.9 - 0.5 < -1.
-    np.testing.assert_allclose(losses.smoothed_action(action, noise, 0.5), [[0.3, 1.0, -1.0]])
-    # -3 is clipped to -0.5 before it is added.
-    np.testing.assert_allclose(
-        losses.smoothed_action(tf.constant([[0.7]]), tf.constant([[-3.0]]), 0.5), [[0.2]], rtol=1e-6
-    )
+    action = tf.constant([[0.2, 0.9, -0.9, 0.7]])
+    noise = tf.constant([[0.1, 0.4, -3.0, -3.0]])
+    # 0.2 + 0.1; 0.9 + 0.4 > 1; -0.9 - 0.5 < -1; 0.7 - 0.5.
+    expected = [[0.3, 1.0, -1.0, 0.2]]
+    np.testing.assert_allclose(losses.smoothed_action(action, noise, 0.5), expected, rtol=1e-6)
 
 
 def test_the_policy_ascends_the_first_critic_alone():
