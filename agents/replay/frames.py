@@ -123,6 +123,18 @@ class FrameLayout(Layout):
         """See `Layout`."""
         return FrameWriter(self, client, table)
 
+    def columns(self, client: reverb.Client) -> reverb.TrajectoryWriter:
+        """Opens Reverb's writer, configured for the frames and what belongs to each."""
+        alive = max(self.window, self.chunk_length)
+        columns = client.trajectory_writer(num_keep_alive_refs=alive)
+        for column in ("difference", "row", "vector"):
+            columns.configure(
+                (column,), num_keep_alive_refs=alive, max_chunk_length=self.chunk_length
+            )
+        # Alive until the next episode has begun.
+        columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
+        return columns
+
     def pack_row(self, transition: types.Transition, steps: int, step: int) -> np.ndarray:
         """Packs a transition, except its frames, into a row of the signature's width.
 
@@ -179,17 +191,8 @@ class FrameWriter(EpisodeWriter):
           client: the client of the replay server.
           table: name of the table.
         """
-        self._table = table
-        alive = max(layout.window, layout.chunk_length)
-        columns = client.trajectory_writer(num_keep_alive_refs=alive)
-        super().__init__(columns, layout.transitions_per_item)
-        self._layout = layout
-        for column in ("difference", "row", "vector"):
-            self._columns.configure(
-                (column,), num_keep_alive_refs=alive, max_chunk_length=layout.chunk_length
-            )
-        # Alive until the next episode has begun.
-        self._columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
+        super().__init__(layout.columns(client), layout.transitions_per_item)
+        self._layout, self._table = layout, table
         self._first: np.ndarray | None = None
         self._stored_first: Any = None
         self._newest: Mapping[str, np.ndarray] = {}

@@ -226,15 +226,7 @@ class FrameSequenceLayout(FrameLayout):
 
     def open(self, client: reverb.Client, table: str = TABLE) -> EpisodeWriter:
         """See `Layout`."""
-        alive = max(self.window, self.chunk_length)
-        columns = client.trajectory_writer(num_keep_alive_refs=alive)
-        for column in ("difference", "row"):
-            columns.configure(
-                (column,), num_keep_alive_refs=alive, max_chunk_length=self.chunk_length
-            )
-        # Alive until the next episode has begun.
-        columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
-        return FrameSequenceWriter(self, columns, table)
+        return FrameSequenceWriter(self, self.columns(client), table)
 
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> Sequence:
         """See `Layout`; observations are [B, L, S, H, W, C] uint8, the oldest frame first.
