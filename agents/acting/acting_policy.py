@@ -191,18 +191,6 @@ class ActingPolicy(NamedTuple):
     state_size: int = 0
 
 
-class PolicyFunction(Protocol):
-    """A compiled policy for batches of one size."""
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes new weights, path -> array; raises ValueError if one is missing or misshapen."""
-        ...
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Returns a nest of fresh arrays [B, ...], as `ActingPolicy.act` returns tensors."""
-        ...
-
-
 class TensorFlowPolicy:
     """A policy computed by TensorFlow, for networks whose arithmetic takes most of the time."""
 
@@ -217,13 +205,13 @@ class TensorFlowPolicy:
         self._variables = variables
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """See `PolicyFunction`."""
+        """Copies weights; see `NumpyPolicy`."""
         check_arrays(self._variables, arrays)
         for path, variable in self._variables.items():
             variable.assign(arrays[path])
 
     def __call__(self, *inputs: Any) -> Any:
-        """See `PolicyFunction`."""
+        """Evaluates the policy; see `NumpyPolicy`."""
         outputs = self._act(*tf.nest.map_structure(tf.constant, inputs))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
 
@@ -266,7 +254,7 @@ class ServedPolicy:
         self._function.load(self._source.get_variables(self._names))
 
 
-def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
+def compile_policy(policy: ActingPolicy, batch_size: int) -> NumpyPolicy | TensorFlowPolicy:
     """Compiles a policy: to NumPy if NumPy has all of its operations, otherwise to TensorFlow.
 
     NumPy has those of fully connected networks, which are small, and no convolutions.
