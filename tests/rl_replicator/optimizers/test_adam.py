@@ -21,8 +21,7 @@ def run(optimizer, dtype="float32", steps=20):
     return [x.numpy() for x in [*variables, *optimizer.m, *optimizer.v]]
 
 
-@pytest.mark.parametrize("epsilon", [1e-8, 1e-2])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("dtype", "epsilon"), [("float32", 1e-8), ("float64", 1e-2)])
 def test_fused_adam_equals_sonnet(dtype, epsilon):
     arguments = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.95, "epsilon": epsilon}
     ours = run(rr.optimizers.Adam(**{**arguments, "learning_rate": tf.Variable(0.01)}), dtype)
@@ -31,26 +30,11 @@ def test_fused_adam_equals_sonnet(dtype, epsilon):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-def test_first_step_by_hand():
-    # m_hat = g and v_hat = g^2, so the first step is lr * g / (|g| + eps).
-    variable = tf.Variable([1.0, 1.0])
-    rr.optimizers.Adam(0.1, epsilon=1.0).apply([tf.constant([1.0, -3.0])], [variable])
-    np.testing.assert_allclose(variable.numpy(), [1 - 0.1 * 0.5, 1 + 0.1 * 0.75], rtol=1e-6)
-
-
 def test_adamw_also_decays_what_it_updates():
-    decayed = run(rr.optimizers.AdamW(0.01, weight_decay=0.3))
-    plain = run(rr.optimizers.Adam(0.01))
-    for number, (got, want) in enumerate(zip(decayed, plain, strict=True)):
-        if number >= len(SHAPES):  # The slots.
-            np.testing.assert_array_equal(got, want)
-    # Of 20 updates of a variable, 7 are None.
-    for index, updates in ((0, 20), (1, 13)):
-        assert np.abs(decayed[index] - plain[index]).min() > 0.5 * (1 - 0.997**updates)
-    variable = tf.Variable([2.0, 2.0])
-    optimizer = rr.optimizers.AdamW(0.1, 0.5)
-    optimizer.apply([tf.constant([1.0, -3.0])], [variable])
-    np.testing.assert_allclose(variable, [2 - 0.1 - 0.1, 2 + 0.1 - 0.1], rtol=1e-6)
+    used, unused = tf.Variable([2.0, 2.0]), tf.Variable(2.0)
+    rr.optimizers.AdamW(0.1, 0.5).apply([tf.constant([1.0, -3.0]), None], [used, unused])
+    np.testing.assert_allclose(used, [2 - 0.1 - 0.1, 2 + 0.1 - 0.1], rtol=1e-6)
+    assert unused.numpy() == 2.0
 
 
 def test_fused_adam_with_sparse_rows():

@@ -37,11 +37,6 @@ def test_an_update_gets_the_layout_of_its_parameter():
     assert [part.numpy().tolist() for part in dtensor.unpack(update)] == [[[0, 1, 2]], [[3, 4, 5]]]
 
 
-def test_without_a_mesh_an_update_stays_what_it_is():
-    update = tf.ones([2])
-    assert slots.in_layout_of(tf.Variable(update), update) is update
-
-
 def test_updates_that_do_not_belong_to_the_parameters_are_refused():
     variable = tf.Variable(1.0, name="weight")
     slots.check([None, tf.constant(1.0)], [tf.Variable(1.0), variable])

@@ -81,7 +81,6 @@ def test_misuse_has_one_line():
     sgd = OPTIMIZERS["sonnet sgd"]
     for optimizer, options, message in (
         ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
-        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0 .* got 0"),
         (chosen.wrap_optimizer(sgd()), {}, "got _Sonnet of .*; call wrap_optimizer once"),
         (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "wrap its inner_optimizer"),
         (keras.legacy.SGD(0.1), {}, "a Sonnet or Keras optimizer, got SGD of keras.*legacy"),
@@ -251,29 +250,6 @@ def state(variables, optimizer):
     }
 
 
-def test_dynamic_loss_scale(monkeypatch, caplog):
-    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 2)
-    chosen = replicator(2)
-    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"], loss_scale="dynamic")
-    with chosen.scope():
-        bad = tf.Variable(True, trainable=False)
-    step_fn = make_step(variables, optimizer, spoiled=bad.read_value)
-    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
-    scales = []
-    for is_bad in (True, True, False, False, False, True, False, False):
-        with chosen.scope():
-            bad.assign(is_bad)
-        step()
-        scales.append(float(optimizer.loss_scale) / gradients.INITIAL_SCALE)
-        if len(scales) == 4:
-            assert optimizer.report_skipped() == 2
-    assert scales == [0.5, 0.25, 0.25, 0.5, 0.5, 0.25, 0.25, 0.5]
-    assert int(optimizer.num_skipped) == 3
-    with caplog.at_level(logging.WARNING):
-        assert optimizer.report_skipped() == 1
-    assert caplog.records[-1].getMessage().endswith("not finite (3 in all)")
-
-
 @pytest.mark.parametrize(("count", "nested"), [(1, True), (2, False)])
 def test_all_losses_of_a_step_have_one_scale(count, nested):
     """The first update is skipped, which halves the scale; that must not double the second one.
@@ -423,7 +399,7 @@ def test_clipping_counts_sparse_rows_as_dense():
 @pytest.mark.parametrize(
     ("name", "count", "scale"),
     [
-        *((name, 2, None) for name in OPTIMIZERS if "sgd" not in name),
+        *((name, 2, None) for name in OPTIMIZERS if "sgd" not in name and name != "sonnet adam"),
         # Not Adam, whose steps are the same for gradients of any scale.
         ("sonnet sgd", 2, 1024.0),
         ("keras sgd", 2, "dynamic"),
@@ -464,10 +440,9 @@ def test_replicas_see_the_same_names():
     close(trained(2), trained(1))
 
 
-@pytest.mark.parametrize("make_optimizer", [snt.optimizers.Adam, rr.optimizers.Adam])
-def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
+def test_an_optimizer_has_the_slots_of_one_list_of_parameters():
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
-    optimizer = replicator(1).wrap_optimizer(make_optimizer(0.1))
+    optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(0.1))
     with pytest.raises(rr.ConfigError, match="got none; build the model on a first input"):
         replicator(1).build_optimizer(optimizer, tf.keras.layers.Dense(1).trainable_variables)
     replicator(1).build_optimizer(optimizer, [first, second])
