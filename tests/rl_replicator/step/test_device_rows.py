@@ -19,9 +19,9 @@ from rl_replicator.step.inputs import sources
 ROWS_AHEAD = 3  # Two in the queue; one waits for its place in it.
 
 
-@pytest.fixture(params=["single_device", "multi_device:2"])
-def replicator(request, monkeypatch):
-    made = rr.make(request.param)
+@pytest.fixture
+def replicator(monkeypatch):
+    made = rr.make("multi_device:2")
     devices = tuple(f"/cpu:{i}" for i in range(made.num_replicas))
     monkeypatch.setattr(type(made._host), "input_devices", devices)
     return made
