@@ -126,7 +126,6 @@ BEHAVIOURS = (
     ),
     "callable_input",
     "two_steps_share_one_input",
-    "layers_and_slots_appear_in_the_first_step",
 )
 
 
