@@ -117,23 +117,6 @@ def slots_of(optimizer, parameters):
     return [[slots[i] for slots in lists if slots] for i in range(len(parameters))]
 
 
-def test_one_replica_with_the_global_batch(replicator):
-    context = rr.InputContext(replicator.num_replicas)
-    assert (replicator.num_replicas, context.per_replica_batch_size(BATCH)) == (1, BATCH)
-
-    def step_fn(x):
-        collectives = rr.collectives
-        assert collectives.num_replicas() == 1
-        return tf.shape(x)[0], collectives.all_sum(x), collectives.all_gather(x), x
-
-    step = replicator.replicate(step_fn, replicator.make_inputs(images))
-    size, summed, gathered, batch = replicator.local_results(step())[0]
-    assert size.numpy() == BATCH
-    np.testing.assert_array_equal(batch, IMAGES[:BATCH])
-    np.testing.assert_array_equal(summed, IMAGES[:BATCH])
-    np.testing.assert_array_equal(gathered, IMAGES[np.newaxis, :BATCH])
-
-
 def test_variables_and_slots_lie_as_their_layout_says():
     name = "mesh:data=2,model=2@first/w=none,model@first/b=model@second/w=model,none"
     model, optimizer = train(rr.make(name), Mlp, 0)

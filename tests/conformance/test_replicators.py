@@ -22,7 +22,6 @@ NAMES = ("single_device", "multi_device:4", "mesh:data=2,model=2")
 # error. All others work.
 REFUSED = {
     "mesh": {
-        "strategy",
         "python in the step",
         "masks that change shapes",
         "sparse updates",
@@ -434,7 +433,6 @@ def run(replicator, step_fn):
 
 
 OPTIONAL = {
-    "strategy": lambda r: r.strategy.num_replicas_in_sync == r.num_replicas,
     "python in the step": lambda r: (
         run(r, lambda x: tf.numpy_function(lambda: np.float32(7), [], tf.float32)) == 7
     ),

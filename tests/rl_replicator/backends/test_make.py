@@ -19,7 +19,6 @@ import rl_replicator as rr
         ("1", "SingleDeviceReplicator", 1),
         ("2", "MultiDeviceReplicator", 2),
         ("multi_device:1", "MultiDeviceReplicator", 1),
-        ("multi_device:3", "MultiDeviceReplicator", 3),
     ],
 )
 def test_make(name, kind, count):

@@ -17,8 +17,9 @@ def make_step(step_fn, **options):
     return replicator.replicate(step_fn, inputs, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_call": 2}])
-@pytest.mark.parametrize("after", [None, "mesh:data=2"])
+@pytest.mark.parametrize(
+    ("options", "after"), [({}, None), ({"steps_per_call": 2}, None), ({}, "mesh:data=2")]
+)
 def test_an_operation_that_xla_lacks_is_named(options, after):
     if after:  # A variable on a mesh changes how TensorFlow compiles from then on.
         with rr.make(after).scope():

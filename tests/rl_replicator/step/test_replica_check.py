@@ -93,8 +93,8 @@ def test_a_later_difference_is_found_at_the_next_check(steps_per_call):
 
 @pytest.mark.parametrize(
     "values",
-    [[1.0, 2.0], np.array([0.5, -0.5], np.float16), [True, False], np.array([2**63, 1], np.uint64)],
-    ids=["float32", "float16", "bool", "uint64"],
+    [np.array([0.5, -0.5], np.float16), [True, False]],
+    ids=["float16", "bool"],
 )
 def test_a_difference_of_any_type_is_found(values):
     """Also one of order alone, and if the length of the variable is not known."""
