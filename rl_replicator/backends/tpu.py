@@ -21,8 +21,8 @@ _ADVICE = (
 class TpuReplicator(replicator.Replicator):
     """One replica on each core of a TPU system, on Sonnet's TpuReplicator.
 
-    NOT RUN ON TPU HARDWARE: the tests trace steps for a fake TPU system, and compile them with the
-    same compiler, XLA, on a CPU.
+    NOT RUN ON TPU HARDWARE: the tests trace steps for a fake TPU system, and compile others with
+    the same compiler, XLA, on a CPU.
 
     All replicas share one trace of `step_fn`, which XLA compiles: `collectives.replica_id()` is a
     tensor, all shapes must be static, and the step can use neither strings nor Python callbacks.

@@ -282,19 +282,6 @@ def test_assignments_of_a_cond_whose_result_is_not_used(replicator):
     assert [value.numpy() for value in sums] == [2.0] * len(PLACES)
 
 
-def test_autograph_in_the_step(replicator):
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
-
-    def step_fn(x):
-        if x % 2 == 0:
-            return x
-        return -x
-
-    step = replicator.replicate(step_fn, inputs)
-    n = replicator.num_replicas
-    assert replicator.gather(step()).tolist() == [i if i % 2 == 0 else -i for i in range(n)]
-
-
 def test_variables_may_appear_in_the_first_step(replicator):
     made = []
 
@@ -353,19 +340,6 @@ def test_end_of_data(replicator):
         with pytest.raises(rr.EndOfData):
             step()
     assert (before.numpy(), after.numpy()) == (3, 3)
-
-
-def test_an_error_of_the_input_reaches_the_caller(replicator):
-    def check(i):
-        return tf.debugging.check_numerics(
-            tf.cast(1.0, tf.float32) / tf.cast(4 - i, tf.float32), "bad"
-        )
-
-    source = tf.data.Dataset.range(100).map(check)
-    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: source))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
-        for _ in range(5):
-            step()
 
 
 def test_misuse_has_one_line(replicator):

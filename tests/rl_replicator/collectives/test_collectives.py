@@ -30,10 +30,9 @@ def replicator(count):
     return rr.SingleDeviceReplicator() if count == 1 else rr.MultiDeviceReplicator(count)
 
 
-def build(count, function, with_autograph=False):
+def build(count, function):
     chosen = replicator(count)
-    if not with_autograph:
-        function = tf.autograph.experimental.do_not_convert(function)
+    function = tf.autograph.experimental.do_not_convert(function)
     return chosen.replicate(function, chosen.make_inputs(lambda context: collectives.replica_id))
 
 
@@ -185,16 +184,6 @@ def test_collectives_that_not_all_may_reach_are_refused(count, kind):
         build(count, lambda replica: hidden(kind, replica))
 
 
-def test_collectives_under_an_if_on_tensors_are_refused():
-    def step_fn(replica):
-        if replica < 1:
-            replica = collectives.all_max(replica)
-        return replica
-
-    with pytest.raises(Exception, match=r"inside tf.cond, a loop on tensors or a nested"):
-        build(2, step_fn, with_autograph=True)
-
-
 def test_what_is_not_hidden_passes():
     """Slots created in the step, higher-order gradients, and loops that only use the result."""
     with replicator(2).scope():
@@ -219,19 +208,6 @@ def test_what_is_not_hidden_passes():
     slope, total, _ = on_replicas(2, step_fn)
     np.testing.assert_allclose(slope, [3 * 3**2 * 2] * 2)  # x is 1 and 2.
     np.testing.assert_allclose(total, [3 + 100] * 2)
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_numbers_of_replicas(count):
-    def step_fn(replica):
-        seed = collectives.replica_seed(tf.constant([3, 4], tf.int64))
-        return collectives.replica_id(), collectives.num_replicas(), seed
-
-    ids, numbers, seeds = on_replicas(count, step_fn)
-    assert ids.tolist() == list(range(count))
-    assert numbers.tolist() == [count] * count
-    fold = tf.random.experimental.stateless_fold_in
-    assert [*map(tuple, seeds)] == [tuple(fold(np.int64([3, 4]), i).numpy()) for i in range(count)]
 
 
 def test_misuse_has_one_line():
