@@ -10,10 +10,9 @@ from rl_replicator.collectives.collectives import (
     broadcast,
     map_gather,
     map_reduce,
-    num_replicas,
-    replica_id,
     replica_seed,
 )
+from rl_replicator.collectives.sums import num_replicas, replica_id
 
 __all__ = [
     "all_gather",

@@ -17,19 +17,10 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.collectives import sums
+from rl_replicator.collectives.sums import num_replicas, replica_id
 from rl_replicator.graphs import leaves
 
 OPS = ("sum", "mean", "min", "max")
-
-
-def num_replicas() -> int:
-    """Returns the number of replicas that take the step."""
-    return sums.num_replicas()
-
-
-def replica_id() -> tf.Tensor:
-    """Returns the index of this replica, from 0, an int32 scalar."""
-    return sums.replica_id()
 
 
 def replica_seed(seed: Any) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator.collectives import collectives
+from rl_replicator.collectives import sums
 
 
 class StepSeeds:
@@ -71,10 +71,10 @@ def uniform_integers(shape: Sequence[Any], low: int, high: int, seed: tf.Tensor)
 
 
 def _global(shape: Sequence[Any]) -> list[Any]:
-    return [shape[0] * collectives.num_replicas(), *shape[1:]]
+    return [shape[0] * sums.num_replicas(), *shape[1:]]
 
 
 def _own_part(drawn: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
-    start = shape[0] * collectives.replica_id()
+    start = shape[0] * sums.replica_id()
     # Not drawn[start:...]: DTensor does not support slicing by the values of tensors.
     return tf.slice(drawn, [start, *[0] * (len(shape) - 1)], shape)
