@@ -127,7 +127,7 @@ class WorkerInputs(contract.Inputs):
             self._cancels -= 1
             raise self.ended(contract.CANCELLED)
         if self._closed:
-            raise errors.EndOfData("the input was closed")
+            raise contract.closed()
 
     def note_end(self, worker: int) -> None:
         """Records that the data of a worker, given by its index, has ended."""

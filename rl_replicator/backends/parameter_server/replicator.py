@@ -87,12 +87,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         self._home = servers[0]
         self.num_workers = len(cluster.addresses["worker"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._schedule = scheduler.CallScheduler(
-            self._coordinator,
-            scheduler.Bound(max_staleness, self.num_workers),
-            tasks,
-            2 * self.num_workers,
-        )
+        bound = scheduler.Bound(max_staleness, self.num_workers)
+        self._schedule = scheduler.CallScheduler(self._coordinator, bound, tasks)
         super().__init__(_WorkersHost(strategy, servers, self._schedule))
 
     @property

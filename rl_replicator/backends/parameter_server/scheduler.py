@@ -20,6 +20,9 @@ class Bound:
     An update of one call can come between the read and the update of another call's step only if
     both calls are open at the same time, as seen by the coordinator. So it suffices to count, for
     every open call, the steps of all calls that have been open at the same time.
+
+    Attributes:
+      most_open: greatest number of calls that may be open at the same time.
     """
 
     def __init__(self, max_staleness: int | None, num_workers: int):
@@ -30,7 +33,7 @@ class Bound:
           num_workers: number of workers, each of which has one running and one queued call.
         """
         self._max = max_staleness
-        self._most_open = 2 * num_workers
+        self.most_open = 2 * num_workers
         self._begun = 0  # Number of steps of all calls so far.
         self._ended = 0  # Number of steps of all calls that have ended.
         self._limits: list[int] = []  # For every open call, the most that `_begun` may become.
@@ -47,7 +50,7 @@ class Bound:
 
     def admits(self, updates: int) -> bool:
         """Returns whether a call of a number of steps may begin now."""
-        if self.num_open >= self._most_open:
+        if self.num_open >= self.most_open:
             return False
         if self._max is None or not self._limits:
             return True
@@ -96,7 +99,6 @@ class CallScheduler:
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         bound: Bound,
         tasks: watch.Watch,
-        num_threads: int,
     ):
         """Begins no call yet.
 
@@ -104,7 +106,6 @@ class CallScheduler:
           coordinator: runs each call on any idle worker; repeats it on another one if that dies.
           bound: limits the calls that are open at the same time.
           tasks: detects lost processes.
-          num_threads: greatest number of calls that `bound` allows at the same time.
         """
         self.news = threading.Condition()
         self._coordinator = coordinator
@@ -113,7 +114,7 @@ class CallScheduler:
         self._failure: Exception | None = None
         self._is_halted = False
         self._waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
-        for _ in range(num_threads):
+        for _ in range(bound.most_open):
             threading.Thread(target=self._work, name="worker-call", daemon=True).start()
 
     @property
