@@ -1,6 +1,5 @@
 """n-step returns by hand, and how rows reach a table; test_adder_reference.py compares these."""
 
-import threading
 import time
 
 import dm_env
@@ -77,9 +76,8 @@ def test_the_discounted_rewards_up_to_the_end_of_each_return_are_stored():
     """Otherwise the first return of a sparse reward would be divided by a scale of 0."""
     layout = TransitionLayout(make_spec(2, 1), ReturnAdder.SPEC)
     server = reverb.Server([make_table(layout)])
-    client = reverb.Client(f"localhost:{server.port}")
     settings = {"n_step": 2, "discount": 0.5, "initial_priority": 1.0, "max_in_flight": 0}
-    adder = ReturnAdder(client, layout, **settings, on_wait=print)
+    adder = ReturnAdder(server.localhost_client(), layout, **settings, on_wait=print)
     for rewards in ([1.0, 2.0, 4.0], [8.0]):
         play(adder, rewards, last_discount=0.0)
     adder.flush()
@@ -128,20 +126,18 @@ def full(layout):
 
 
 def test_the_last_rows_are_confirmed_however_late(full, layout):
-    """The learner samples one second after the last step, not within half a second."""
-    waits = []
-    adder = make_adder(full, layout, 3, max_in_flight=32, on_wait=waits.append)
+    """The learner samples after half a second of waiting."""
+    client = full.localhost_client()
+
+    def on_wait(seconds):
+        if inserted(client) == 8:
+            list(client.sample(TABLE, num_samples=12, emit_timesteps=False))
+
+    adder = make_adder(full, layout, 3, max_in_flight=32, on_wait=on_wait)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     assert not adder.finish(0.1)
-    client = full.localhost_client()
     wait_for_inserts(client, 8)
-    learner = threading.Timer(
-        1.0, lambda: list(client.sample(TABLE, num_samples=12, emit_timesteps=False))
-    )
-    learner.start()
     assert adder.finish(60.0)
-    assert waits
-    learner.join()
     assert inserted(client) == 20
     adder.close()
 
