@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import reverb
-from acme import specs
 
 import launchpad as lp
 from agents.config import one_by_one
@@ -48,11 +47,26 @@ def program(monkeypatch):
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: True)
 
 
+@pytest.fixture
+def serve(agent):
+    """Starts a server of a table; returns its client."""
+    servers = []
+
+    def start(*limits, **settings):
+        table = make_table(TransitionLayout(agent.environment_spec), *limits, **settings)
+        servers.append(reverb.Server([table]))
+        return servers[-1].localhost_client()
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
 def act(agent, source, counter, run_dir, actors, envs, indices, task=TARGET, engine="dm_control"):
     """Runs actors one after another; returns the rows that they wrote, sorted."""
     layout = TransitionLayout(agent.environment_spec)
     server = reverb.Server([make_table(layout)])
-    client = reverb.Client(f"localhost:{server.port}")
+    client = server.localhost_client()
     plan = make_plan(
         run_dir,
         counter.progress().total_steps,
@@ -114,22 +128,6 @@ def test_steps_are_those_of_the_simulator(agent, source, tmp_path):
     assert set(actor["episode_length"]) == {20.0}
 
 
-def test_environments_have_places_from_0_to_1_over_all_actors(agent, source, tmp_path, monkeypatch):
-    places = []
-    make_actor = D4PG.make_actor
-
-    def noted(self, weights, adders, contexts):
-        places.extend(context.rank for context in contexts)
-        return make_actor(self, weights, adders, contexts)
-
-    monkeypatch.setattr(D4PG, "make_actor", noted)
-    for actors, envs, expected in ((2, 2, [0, 1 / 3, 2 / 3, 1]), (1, 1, [0.5])):
-        counter = Counter(tmp_path / str(actors), total_steps=40, restored=None)
-        act(agent, source, counter, tmp_path, actors, envs, indices=range(actors))
-        assert places == pytest.approx(expected)
-        places.clear()
-
-
 def test_every_start_of_an_environment_has_numbers_of_its_own(tmp_path):
     counter = Counter(tmp_path, total_steps=100, restored=None)
     seen = [counter.start_environment(3), counter.start_environment(3)]
@@ -167,7 +165,7 @@ class CountingAdder:
 
 @pytest.mark.parametrize("failing", ["environment", "policy"])
 def test_environments_are_closed_when_their_actor_is_not_made(
-    agent, source, tmp_path, monkeypatch, failing
+    agent, source, serve, tmp_path, monkeypatch, failing
 ):
     """For example, by a stop while it waits for the learner: nothing else can close them."""
     made, closed = [], []
@@ -184,12 +182,9 @@ def test_environments_are_closed_when_their_actor_is_not_made(
     monkeypatch.setattr(Task, "make", make)
     monkeypatch.setattr(agent, "make_actor", make_actor)
     monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
-    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
-    client = reverb.Client(f"localhost:{server.port}")
     plan = make_plan(tmp_path, 50, envs_per_actor=3)
     with pytest.raises(SystemExit):
-        ActorNode(0, agent, plan, [client], source, Counter(tmp_path, 50, restored=None))
-    server.stop()
+        ActorNode(0, agent, plan, [serve()], source, Counter(tmp_path, 50, restored=None))
     assert len({*map(id, closed)}) == len(closed) == len(made) == {"environment": 2}.get(failing, 3)
 
 
@@ -241,20 +236,17 @@ class Restarted:
 
 @pytest.mark.timeout(120)
 def test_an_actor_takes_the_steps_that_a_restarted_counter_has_forgotten(
-    agent, source, tmp_path, monkeypatch
+    agent, source, serve, tmp_path, monkeypatch
 ):
     """The other actors may have ended; the learner would wait for these steps forever."""
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
-    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
-    client = reverb.Client(f"localhost:{server.port}")
     counter = Restarted(tmp_path)
-    ActorNode(0, agent, make_plan(tmp_path, 250), [client], source, counter).run()
+    ActorNode(0, agent, make_plan(tmp_path, 250), [serve()], source, counter).run()
     assert counter.progress().environment_steps == 250 and counter.progress().steps_done
     assert counter.orders == ["act", "wait", "end"]
     # Episodes have their full length: the one that was cut off is not counted.
     lengths = read_metrics(tmp_path, "actor")["episode_length"]
     assert set(lengths) == {20}
-    server.stop()
 
 
 @pytest.mark.timeout(120)
@@ -263,32 +255,24 @@ def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
     pendulum = D4PG(CONFIG, task.spec())
     stop = size * 1000 + 10  # Shortly after the ends of the first episodes.
 
-    def observations(counter, engine):
-        rows = act(
-            pendulum, Weights(pendulum), counter, tmp_path, 1, size, [0], task=task, engine=engine
-        )
+    def observations(counter):
+        rows = act(pendulum, weights, counter, tmp_path, 1, size, [0], task, "envpool")
         assert counter.progress().steps_done
         return rows[:, :3]
 
-    alone = Counter(tmp_path / "dm_control", total_steps=stop, restored=None)
-    expected = observations(alone, "dm_control")
-    counter = Counter(tmp_path / "envpool", total_steps=stop, restored=None)
-    before = observations(counter, "envpool")
+    weights, counter = Weights(pendulum), Counter(tmp_path, total_steps=stop, restored=None)
+    before = observations(counter)
     assert counter.progress().environment_steps == stop and counter.progress().episodes == size
-    assert before.shape == expected.shape  # As many rows.
-    continued = Counter(tmp_path / "envpool", total_steps=stop + 60, restored=counter.snapshot())
-    after = observations(continued, "envpool")
-    both = np.concatenate([before, after])
+    assert len(before) == stop - size * (CONFIG.n_step - 1)  # The newest episodes lack their last.
+    continued = Counter(tmp_path, total_steps=stop + 60, restored=counter.snapshot())
+    both = np.concatenate([before, observations(continued)])
     assert len(np.unique(both, axis=0)) == len(both) > stop
 
 
 @pytest.mark.timeout(120)
-def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, tmp_path):
+def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, serve, tmp_path):
     """The learner, which is behind, keeps sampling until then; its last checkpoint has all rows."""
-    layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
-    limiter = reverb.rate_limiters.Queue(50)
-    server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
-    client = reverb.Client(f"localhost:{server.port}")
+    client = serve(reverb.rate_limiters.Queue(50), max_times_sampled=0)
     counter = Counter(tmp_path, total_steps=60, restored=None)
     node = ActorNode(0, agent, make_plan(tmp_path, 60), [client], source, counter)
     actor = threading.Thread(target=node.run)
@@ -300,19 +284,15 @@ def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, t
     actor.join()
     assert counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 60
-    server.stop()
 
 
 @pytest.mark.timeout(120)
 def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
-    agent, source, tmp_path, monkeypatch, caplog
+    agent, source, serve, tmp_path, monkeypatch, caplog
 ):
     """The learner needs rows of another replay server, and no actor is left to insert any there."""
     monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.2)
-    layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
-    limiter = reverb.rate_limiters.Queue(20)
-    server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
-    client = reverb.Client(f"localhost:{server.port}")
+    client = serve(reverb.rate_limiters.Queue(20), max_times_sampled=0)
     counter, asked = Counter(tmp_path, total_steps=100, restored=None), []  # One lease.
     ask = counter.may_run_ahead
     monkeypatch.setattr(counter, "may_run_ahead", lambda each: asked.append(ask(each)) or asked[-1])
@@ -332,7 +312,6 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
     assert "actor 0 continues without the replay" in caplog.text
-    server.stop()
 
 
 def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_leases(tmp_path):
@@ -371,6 +350,8 @@ def test_an_agents_own_adder_needs_no_more_than_the_contract_names(
     ActorNode(0, other, plan, [None], source, counter).run()  # Three leases.
     assert sum(adder.steps for adder in adders) == 207 == counter.environment_steps()
     assert contexts[0].environment_steps() == 500
+    # Places from 0 to 1 over the environments of all actors.
+    assert [context.rank for context in contexts] == pytest.approx([0, 1 / 11, 2 / 11])
     assert all(adder.is_closed for adder in adders) and len({*map(id, closed)}) == 3
 
 
@@ -385,7 +366,12 @@ def test_an_actor_with_slow_steps_reports_every_few_seconds(agent, source, tmp_p
 
     monkeypatch.setattr(TargetMatching, "step", step)
     counter = Counter(tmp_path, total_steps=300, restored=None)
-    other = SimpleNamespace(make_adder=lambda *_: CountingAdder(), make_actor=agent.make_actor)
+
+    def make_actor(source, adders, contexts):
+        assert contexts[0].rank == 0.5  # The only environment.
+        return agent.make_actor(source, adders, contexts)
+
+    other = SimpleNamespace(make_adder=lambda *_: CountingAdder(), make_actor=make_actor)
     node = ActorNode(0, other, make_plan(tmp_path, 300), [None], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()

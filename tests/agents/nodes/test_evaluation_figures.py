@@ -7,22 +7,10 @@ from dm_env import specs
 import environments
 from agents.environment_loop import EvaluationEpisode, evaluation_episode
 from agents.nodes.evaluator import evaluation_figures, returns_to_go
+from tests.agents.still_actor import StillActor
 from tests.environments import faulty
 
 BOUNDED = specs.BoundedArray((), np.float64, -1.0, 1.0)
-
-
-class Still:
-    """An actor that does nothing."""
-
-    def observe_first(self, timestep):
-        pass
-
-    def select_action(self, observation):
-        return np.zeros(1, np.float32)
-
-    def observe(self, action, next_timestep):
-        pass
 
 
 def episode(*rewards, discount=1.0, last_discount=1.0):
@@ -82,7 +70,9 @@ def test_the_discounts_of_the_environment_count_in_returns_to_go():
 
 
 def test_an_episode_keeps_its_discounts():
-    played = evaluation_episode(environments.make(f"{faulty.__name__}:halving", 0), Still(), 99)
+    played = evaluation_episode(
+        environments.make(f"{faulty.__name__}:halving", 0), StillActor(), 99
+    )
     assert played.discounts.tolist() == [0.5] * 5 and len(played.rewards) == 5
-    ended = evaluation_episode(environments.make("environments.fakes:chain", 0), Still(), 99)
+    ended = evaluation_episode(environments.make("environments.fakes:chain", 0), StillActor(), 99)
     assert ended.discounts.tolist() == [1.0] * 9 + [0.0]

@@ -1,6 +1,7 @@
 """The evaluator: which weights a row belongs to, and episodes that do not end."""
 
 import dataclasses
+import functools
 import logging
 import threading
 
@@ -69,6 +70,23 @@ def best_return(run_dir):
     return weights.get_variables(["policy"])["policy/w"]
 
 
+def make_node(run_dir, counter, total_steps=500, schedule=SCHEDULE, task=TARGET):
+    plan = make_plan(run_dir, total_steps, seed=1, task=task, evaluation=schedule)
+    return EvaluatorNode(Agent(), plan, Learner(counter), counter)
+
+
+def run(node, monkeypatch, *events):
+    """Runs a node; before each of its looks, one of the events happens."""
+    left = list(events)
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: left.pop(0)() and False)
+    node.run()
+
+
+def evaluated(run_dir):
+    """The environment steps of all evaluations."""
+    return read_metrics(run_dir, "evaluator")["environment_steps"].tolist()
+
+
 @pytest.fixture
 def stops(monkeypatch):
     """The calls of `lp.stop` in a program that nothing else stops."""
@@ -81,9 +99,7 @@ def stops(monkeypatch):
 
 def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
     counter = Counter(tmp_path, total_steps=500, restored=None)
-    node = EvaluatorNode(
-        Agent(), make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE), Learner(counter), counter
-    )
+    node = make_node(tmp_path, counter)
     node.evaluate(300, 1)
     counter.learner_done()
     node.run()
@@ -110,8 +126,7 @@ def test_an_episode_is_cut_off_by_steps_of_the_simulator(tmp_path, stops):
     counter = Counter(tmp_path, total_steps=500, restored=None)
     schedule = dataclasses.replace(SCHEDULE, max_episode_steps=8)
     task = dataclasses.replace(TARGET, repeats=2)
-    plan = make_plan(tmp_path, 500, seed=1, task=task, evaluation=schedule)
-    EvaluatorNode(Agent(), plan, Learner(counter), counter).evaluate(300, 1)
+    make_node(tmp_path, counter, schedule=schedule, task=task).evaluate(300, 1)
     (found,) = read_metrics(tmp_path, "evaluator")["episode_return"]
     assert 4 < found < 8  # Four actions for two steps each, whose rewards are between 0.5 and 1.
 
@@ -119,12 +134,13 @@ def test_an_episode_is_cut_off_by_steps_of_the_simulator(tmp_path, stops):
 def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stops, monkeypatch):
     """A new policy has learned nothing; the last one is final only when the learner is done."""
     counter = Counter(tmp_path, total_steps=500, restored=None)
-    learner = Learner(counter)
 
     def take(steps):
         return lambda: counter.lease(0, steps, 0.0, [])
 
-    events = [
+    run(
+        make_node(tmp_path, counter),
+        monkeypatch,
         take(0),
         take(100),  # 100 steps, and no learner step.
         lambda: counter.report_learner(7, 0.0, {}),
@@ -133,14 +149,9 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
         take(250),  # 500: all of them; the replay has not confirmed the last rows.
         lambda: counter.actor_done(0),
         counter.learner_done,
-    ]
-    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
-    EvaluatorNode(
-        Agent(), make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE), learner, counter
-    ).run()
-    table = read_metrics(tmp_path, "evaluator")
-    assert table["environment_steps"].tolist() == [200, 500] and stops == [True]
-    assert table["episodes"].tolist() == [1, 2]
+    )
+    assert evaluated(tmp_path) == [200, 500] and stops == [True]
+    assert read_metrics(tmp_path, "evaluator")["episodes"].tolist() == [1, 2]
 
 
 def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
@@ -159,15 +170,12 @@ def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
     def restart():
         node._counter = new_counter(snapshot)
 
-    node = EvaluatorNode(
-        Agent(),
-        make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE),
-        Learner(counter := new_counter(None)),
-        counter,
-    )
+    node = make_node(tmp_path, counter := new_counter(None))
     take(90)
     snapshot = counter.snapshot()
-    events = [
+    run(
+        node,
+        monkeypatch,
         lambda: take(20),  # 110: evaluated.
         restart,  # 90
         lambda: take(5),
@@ -176,38 +184,30 @@ def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
         lambda: take(350),
         lambda: node._counter.actor_done(0),
         lambda: node._counter.learner_done(),
-    ]
-    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
-    node.run()
-    assert read_metrics(tmp_path, "evaluator")["environment_steps"].tolist() == [105, 500]
+    )
+    assert evaluated(tmp_path) == [105, 500]
 
 
 def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypatch):
     """The last checkpoint is saved before the last evaluation."""
     end, later = 550, 600
     counter = Counter(tmp_path, total_steps=end, restored=None)
-    learner = Learner(counter)
     counter.lease(0, end, 0.0, [])
     counter.report_learner(7, 0.0, {})
     snapshot = counter.snapshot()
     assert snapshot["evaluation"]["step"] == 0
     counter.learner_done()
-    plan = make_plan(tmp_path, end, seed=1, evaluation=SCHEDULE)
-    EvaluatorNode(Agent(), plan, learner, counter).run()
+    make_node(tmp_path, counter, end).run()
     # A run that was killed has rows beyond its checkpoint, which do not count.
     record(counter, end + 1, 0.0)
 
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
-    learner = Learner(counter)
     progress = counter.progress()
     assert progress.evaluation_step == end and progress.evaluation_return > 10
-    events = [lambda: None, lambda: counter.lease(0, later - end, 0.0, []), counter.learner_done]
-    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
-    plan = make_plan(tmp_path, 900, seed=1, evaluation=SCHEDULE)
-    EvaluatorNode(Agent(), plan, learner, counter).run()
-    table = read_metrics(tmp_path, "evaluator")
-    assert table["environment_steps"].tolist() == [end, later, 900]
-    assert table["episodes"].tolist() == [2, 1, 2]
+    take = functools.partial(counter.lease, 0, later - end, 0.0, [])
+    run(make_node(tmp_path, counter, 900), monkeypatch, int, take, counter.learner_done)
+    assert evaluated(tmp_path) == [end, later, 900]
+    assert read_metrics(tmp_path, "evaluator")["episodes"].tolist() == [2, 1, 2]
 
 
 def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_there_was(tmp_path):
@@ -238,7 +238,7 @@ def test_a_damaged_best_policy_is_replaced(tmp_path, caplog):
 def test_the_best_policy_is_there_before_its_row(tmp_path, stops):
     """A run that is killed in between repeats the evaluation unless its row exists."""
     counter = Counter(tmp_path, total_steps=500, restored=None)
-    node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
+    node = make_node(tmp_path, counter)
     (tmp_path / "metrics" / "evaluator.csv").mkdir(parents=True)  # The row cannot be written.
     with pytest.raises(UsageError, match="cannot write the metrics"):
         node.evaluate(300, 1)

@@ -10,34 +10,32 @@ from rl_replicator.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "gpus", "expected"),
     [
-        ("1", Replicas("1", 1, 1, 0)),
-        ("2", Replicas("2", 1, 2, 0)),
-        ("multi_worker:3", Replicas("multi_worker", 3, 3, 0)),
+        ("1", 0, Replicas("1", 1, 1, 0)),
+        ("2", 0, Replicas("2", 1, 2, 0)),
+        ("multi_worker:3", 0, Replicas("multi_worker", 3, 3, 0)),
+        # Every GPU of every process is a replica.
+        ("multi_worker:3", 2, Replicas("multi_worker", 3, 6, 2)),
     ],
 )
-def test_what_is_written_and_what_it_means(text, expected):
-    assert Replicas.parse(text, "processes", gpus=0) == expected
-
-
-def test_every_gpu_of_every_process_is_a_replica():
-    assert Replicas.parse("multi_worker:3", "ray", gpus=2).num_replicas == 6
+def test_what_is_written_and_what_it_means(text, gpus, expected):
+    assert Replicas.parse(text, "processes", gpus) == expected
 
 
 @pytest.mark.parametrize(
-    "text", ["multi_worker", "multi_worker:", "multi_worker:1", "multi_worker:x"]
+    ("text", "launch", "message"),
+    [
+        *[
+            (text, "processes", "expected multi_worker:N with at least 2")
+            for text in ("multi_worker", "multi_worker:", "multi_worker:1", "multi_worker:x")
+        ],
+        ("multi_worker:2", "threads", "expected --launch processes or ray, got threads"),
+    ],
 )
-def test_a_group_of_workers_has_a_number(text):
-    with pytest.raises(ConfigError, match="expected multi_worker:N with at least 2"):
-        Replicas.parse(text, "processes", gpus=0)
-
-
-def test_threads_cannot_be_workers():
-    with pytest.raises(
-        ConfigError, match="expected --launch processes or ray, got threads"
-    ) as error:
-        Replicas.parse("multi_worker:2", "threads", gpus=0)
+def test_a_group_of_workers_has_a_number_and_processes(text, launch, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        Replicas.parse(text, launch, gpus=0)
     assert "\n" not in str(error.value)
 
 

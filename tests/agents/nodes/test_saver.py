@@ -49,6 +49,11 @@ class CountingLearner:
         return {f"{name}/count": np.array(self.num_steps) for name in names}
 
 
+def make_saver(run_dir, client, learner, seconds=0.0, keep=2):
+    counter = Counter(run_dir, 100, None)
+    return saver.Saver(RunDirectory(run_dir), keep, learner, [client], counter, seconds)
+
+
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
     """Returns a function that starts a replay server."""
@@ -87,10 +92,9 @@ def restored(run_dir):
 
 
 def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
-    client = reverb.Client(f"localhost:{serve().port}")
-    run, learner = RunDirectory(tmp_path), CountingLearner()
-    checkpointer = Checkpointer(run.checkpoints)
-    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    learner = CountingLearner()
+    checkpointer = Checkpointer(RunDirectory(tmp_path).checkpoints)
+    saves = make_saver(tmp_path, serve().localhost_client(), learner)
     with saves.completed():
         learner.step()
         saves.tick()
@@ -108,10 +112,9 @@ def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
 def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(saver, "_LEARNER_SECONDS", 0.0)
     monkeypatch.setattr(saver, "_PAUSE_PER_LEARNER", 0.0)
-    client = reverb.Client(f"localhost:{serve().port}")
-    run, learner = RunDirectory(tmp_path), CountingLearner()
+    learner = CountingLearner()
     learner.step()
-    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 1000.0)
+    saves = make_saver(tmp_path, serve().localhost_client(), learner, 1000.0)
     assert saves.save_last()
     learner.step()
     learner.weight.assign(np.nan)
@@ -123,16 +126,15 @@ def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=message):
             save()
     assert restored(tmp_path) == [1, 1, 1, 1]
-    assert Checkpointer(program_folder(run.path)).latest() is None
+    assert Checkpointer(program_folder(tmp_path)).latest() is None
 
 
 def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog, monkeypatch):
     """Or the run fails, after ten minutes."""
     server = serve()
-    client = reverb.Client(f"localhost:{server.port}")
-    run, learner = RunDirectory(tmp_path), CountingLearner()
-    checkpointer = Checkpointer(run.checkpoints)
-    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    learner = CountingLearner()
+    checkpointer = Checkpointer(RunDirectory(tmp_path).checkpoints)
+    saves = make_saver(tmp_path, reverb.Client(f"localhost:{server.port}"), learner)
     assert saves.save_last()  # The checkpoint of step 0.
     learner.step()
     server.stop()
@@ -159,11 +161,8 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
 
 
 def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, monkeypatch):
-    client = reverb.Client(f"localhost:{serve().port}")
-    learner, write = CountingLearner(), client.checkpoint
-    saves = saver.Saver(
-        RunDirectory(tmp_path), 2, learner, [client], Counter(tmp_path, 100, None), 0.0
-    )
+    client, learner = serve().localhost_client(), CountingLearner()
+    saves, write = make_saver(tmp_path, client, learner), client.checkpoint
 
     def die():
         monkeypatch.setattr(client, "checkpoint", write)  # The server is back immediately.
@@ -184,9 +183,8 @@ def test_a_stop_links_a_replay_that_takes_long_to_write(serve, tmp_path, monkeyp
     """
     stop = threading.Event()
     monkeypatch.setattr(lp, "stop_event", lambda: stop)
-    client = reverb.Client(f"localhost:{serve().port}")
     run, learner = RunDirectory(tmp_path), CountingLearner()
-    saves = saver.Saver(run, 9, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    saves = make_saver(tmp_path, serve().localhost_client(), learner, keep=9)
 
     def written():
         learner.step()
@@ -223,10 +221,9 @@ def continued(run):
 def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(saver, "_LEARNER_SECONDS", 0.0)
     monkeypatch.setattr(saver, "_PAUSE_PER_LEARNER", 0.0)
-    client = reverb.Client(f"localhost:{serve().port}")
     run, learner = RunDirectory(tmp_path), CountingLearner()
     assert continued(run) == 0
-    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 1000.0)
+    saves = make_saver(tmp_path, serve().localhost_client(), learner, 1000.0)
     with saves.completed():
         learner.step()
         saves.tick()
@@ -252,17 +249,16 @@ def test_a_learner_is_saved_alone_every_two_seconds_and_less_often_if_that_takes
     serve, tmp_path, monkeypatch
 ):
     """At most a hundredth of the time."""
-    client = reverb.Client(f"localhost:{serve().port}")
-    run, learner, times = RunDirectory(tmp_path), CountingLearner(), [1000.0]
+    learner, times = CountingLearner(), [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: times[0])
-    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 10**6)
+    saves = make_saver(tmp_path, serve().localhost_client(), learner, 10**6)
 
     def saved_after(seconds):
         times[0] += seconds
         learner.step()
         with saves.completed():
             saves.tick()
-        latest = Checkpointer(program_folder(run.path)).latest()
+        latest = Checkpointer(program_folder(tmp_path)).latest()
         return latest is not None and latest.step == learner.num_steps
 
     assert [saved_after(seconds) for seconds in (1.9, 0.2, 1.9, 0.2)] == [False, True, False, True]
