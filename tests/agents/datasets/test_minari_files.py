@@ -18,11 +18,6 @@ RANGED = "tests.agents.policies.range_fake:make"
 LOW, HIGH = np.array([[-3.0, 0.0]]), np.array([[5.0, 0.25]])
 
 
-@pytest.fixture(autouse=True)
-def minari_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-
-
 def make(
     changes,
     low=LOW,
@@ -156,7 +151,7 @@ def test_other_peoples_episodes_of_the_same_environment(env, pendulum):
 def test_what_is_no_dataset_of_the_environment(pendulum, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="expected episodes of gym:Mountain.*those of gym:Pendul"):
         open_dataset("a-v0", Task("gym:MountainCarContinuous-v0"))
-    path = tmp_path / "a-v0" / "data" / "metadata.json"
+    path = tmp_path / "minari" / "a-v0" / "data" / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data_format": "arrow"}))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match="expected a Minari dataset in a-v0, got .*pyarrow"):

@@ -34,7 +34,6 @@ SMALL = [
 
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
     random_episodes.make_dataset("a-v0", TARGET, 20)
     return "a-v0"
@@ -76,15 +75,12 @@ def test_it_learns_from_random_actions_without_an_actor(dataset, tmp_path, capsy
     assert evaluations["episode_return"][-1] > 18.5
     assert evaluations["environment_steps"][-1] == 601
     assert not len(read_metrics(run_dir, "actor"))
-    (table,) = read_tables(Checkpointer(run_dir / "checkpoints").latest().path / "replay")
+    folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
+    (table,) = read_tables(folder)
     assert table.rate_limiter.insert_count == 400
-    assert len({item.priority for item in read_items(table_folder(run_dir))}) > 100
+    assert len({item.priority for item in read_items(folder)}) > 100
     assert main(["train", "--run-dir", str(run_dir)]) == 0
     assert "finished: all 601 steps" in capsys.readouterr().out
-
-
-def table_folder(run_dir):
-    return Checkpointer(run_dir / "checkpoints").latest().path / "replay"
 
 
 def test_without_an_environment_the_policy_is_trained_and_exported(dataset, tmp_path, capsys):

@@ -37,11 +37,6 @@ CONFIG = td3.command.config(
 )
 
 
-@pytest.fixture(autouse=True)
-def minari_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-
-
 def options(run_dir, **changes):
     settings = {
         "env": TARGET,
@@ -192,72 +187,65 @@ def test_what_a_process_that_was_killed_has_written_is_deleted(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
+HALF = {
+    "online_fraction": 0.5,
+    "agent": dataclasses.replace(
+        CONFIG, replay=dataclasses.replace(CONFIG.replay, priority_exponent=0.6)
+    ),
+}
+# On a busy machine, an actor's last rows may not be in the table yet when it is saved.
+LOST = 100
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A complete run that started with 400 recorded transitions, and the path of its dataset."""
+    """A complete run with 400 recorded transitions beside its own, and the path of its dataset."""
     root = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(root))
         random_episodes.make_dataset("a-v0", TARGET, 20)
     folder = root / "a-v0"
-    assert td3.command.train(options(root / "run", prefill=str(folder))) == 0
+    assert td3.command.train(options(root / "run", prefill=str(folder), **HALF)) == 0
     shutil.rmtree(folder)  # It is no longer needed.
     return root / "run", str(folder)
 
 
-# On a busy machine, an actor's last rows may not be in the table yet when it is saved.
-LOST = 100
-
-
 def progress(run_dir):
-    """Returns environment steps, learner steps and inserted transitions of a run."""
+    """Returns environment steps and learner steps of a run, and the limiters of its tables."""
     checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
-    (table,) = read_tables(checkpoint / "replay")
+    tables = {each.table_name: each.rate_limiter for each in read_tables(checkpoint / "replay")}
     state = json.loads((checkpoint / "progress" / "state.json").read_text())
-    return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
+    return state["environment_steps"], state["learner_steps"], tables
 
 
-def test_a_run_starts_with_the_data(trained):
+def test_a_run_takes_half_of_each_batch_from_the_data(trained):
     run_dir, _ = trained
-    steps, learner_steps, inserted = progress(run_dir)
-    assert steps == 400 and 800 - LOST < inserted <= 800
-    # 16 samples per step in batches of 32, and the limiter's tolerance of 24 steps. If the data
-    # allowed learner steps too, there would be 100 more; if it did not count at all, 100 fewer.
-    assert 200 - 24 - LOST / 2 < learner_steps <= 200 + 24 + CONFIG.steps_per_call
+    steps, learner_steps, tables = progress(run_dir)
+    assert steps == 400 and tables[RECORDED].insert_count == 400
+    assert 400 - LOST < tables[TABLE].insert_count <= 400
+    # As many learner steps as without the data: 16 samples for each of 200 steps in batches of 32,
+    # and the limiter's tolerance of 24 steps.
+    assert 100 - 24 - LOST / 2 < learner_steps <= 100 + 24 + CONFIG.steps_per_call
+    sampled = [tables[name].sample_count - start for name, start in ((TABLE, 0), (RECORDED, 399))]
+    for count in sampled:  # The input holds some batches more.
+        assert 0 <= count - 16 * learner_steps <= 16 * 20, sampled
+    items = read_items(Checkpointer(run_dir / "checkpoints").latest().path / "replay")
+    for name in tables:
+        assert len({item.priority for item in items if item.table == name}) > 50, name
+    assert replay_figures.read(run_dir)["inserted"] == tables[TABLE].insert_count
     assert not prefilled(run_dir).exists()
 
 
 def test_a_run_never_takes_the_data_again(trained, tmp_path):
     run_dir, dataset = trained
     run_dir = Path(shutil.copytree(run_dir, tmp_path / "run"))
-    *_, before = progress(run_dir)
-    assert td3.command.train(options(run_dir, prefill=dataset, steps=500)) == 0
-    steps, _, inserted = progress(run_dir)
-    assert steps == 500 and before < inserted <= 900
+    before = progress(run_dir)[2][TABLE].insert_count
+    assert td3.command.train(options(run_dir, prefill=dataset, steps=500, **HALF)) == 0
+    steps, _, tables = progress(run_dir)
+    assert steps == 500 and before < tables[TABLE].insert_count <= 500
+    assert tables[RECORDED].insert_count == 400
     with pytest.raises(UsageError, match="prefill was .* and is now None"):
         td3.command.train(options(run_dir, steps=600))
-
-
-def test_a_run_takes_half_of_each_batch_from_the_data(tmp_path):
-    random_episodes.make_dataset("a-v0", TARGET, 20)
-    replay = dataclasses.replace(CONFIG.replay, priority_exponent=0.6)
-    config = dataclasses.replace(CONFIG, replay=replay)
-    chosen = options(tmp_path / "run", prefill="a-v0", online_fraction=0.5, agent=config)
-    assert td3.command.train(chosen) == 0
-    folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
-    tables = {table.table_name: table.rate_limiter for table in read_tables(folder)}
-    assert tables[RECORDED].insert_count == 400 and 400 - LOST < tables[TABLE].insert_count <= 400
-    # As many learner steps as without the data: 16 samples for each of 200 steps in batches of 32.
-    state = json.loads((folder.parent / "progress" / "state.json").read_text())
-    assert 100 - 24 - LOST / 2 < state["learner_steps"] <= 100 + 24 + CONFIG.steps_per_call
-    sampled = [tables[name].sample_count - start for name, start in ((TABLE, 0), (RECORDED, 399))]
-    for count in sampled:  # The input holds some batches more.
-        assert 0 <= count - 16 * state["learner_steps"] <= 16 * 20, sampled
-    for name in tables:
-        items = [item for item in read_items(folder) if item.table == name]
-        assert len({item.priority for item in items}) > 50, name
-    figures = replay_figures.read(tmp_path / "run")
-    assert figures["inserted"] == tables[TABLE].insert_count
 
 
 def test_bad_data_ends_before_the_run_begins(tmp_path):

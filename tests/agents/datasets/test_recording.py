@@ -20,12 +20,6 @@ from tests.agents.datasets.untrained import make_run
 TARGET = "environments.fakes:target"
 
 
-@pytest.fixture(autouse=True)
-def minari_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    # It would filter stderr's file descriptor beyond the end of the test.
-
-
 @pytest.fixture
 def run_dir(tmp_path):
     return make_run(tmp_path / "run", TARGET)
