@@ -147,20 +147,6 @@ def test_a_policy_with_a_memory_starts_each_episode_anew():
             np.testing.assert_array_equal(evaluator.select_action(row), count * row)
 
 
-def test_an_exploration_may_return_the_same_array_every_time():
-    held = np.zeros(2, np.float32)
-
-    def explore(outputs):
-        held[:] = outputs
-        return held, ()
-
-    actor = ExploringActor(make_policy(), Source(), [explore], [Adder()])
-    actor.begin(0, None)
-    rows = np.ones((1, 2), np.float32)
-    actions = [actor.select_actions(rows)[0] for _ in range(2)]
-    np.testing.assert_array_equal(actions, [[1, 1], [2, 2]])
-
-
 def test_weights_are_fetched_every_250_actions_of_all_environments():
     actor = ExploringActor(make_policy(), source := Source(), [None, None], [Adder(), Adder()])
     assert ACTIONS_PER_UPDATE == 250

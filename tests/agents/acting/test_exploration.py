@@ -65,19 +65,25 @@ def of_one_dimension(config, context):
     return lambda action: action[:1]
 
 
-@pytest.mark.parametrize(
-    ("name", "received"), [("with_extras", "a tuple"), ("of_one_dimension", r"\(1,\)")]
-)
-def test_an_exploration_that_returns_something_else_is_refused(name, received):
-    """NumPy once stacked the tuple into two rows; both wrong actions reached the environment."""
-    explore = make_exploration(NoiseSettings(exploration=f"{__name__}:{name}"), context())
-    message = rf"--agent.exploration: expected an array of shape \(2,\), got {received}; return"
-    with pytest.raises(ConfigError, match=message):
-        explore(np.zeros(2, np.float32))
-
-
 def not_a_number(config, context):
     return lambda action: np.full_like(action, np.nan)
+
+
+@pytest.mark.parametrize("random_steps", [0, 9])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("with_extras", r"an array of shape \(2,\), got a tuple; return"),
+        ("of_one_dimension", r"an array of shape \(2,\), got \(1,\); return"),
+        ("not_a_number", r"numbers, got \[nan, nan\] for"),
+    ],
+)
+def test_an_exploration_that_returns_something_else_is_refused(name, message, random_steps):
+    """Before the random actions, too. NumPy once stacked the tuple into two rows."""
+    name = f"{__name__}:{name}"
+    settings = NoiseSettings(exploration=name, exploration_random_steps=random_steps)
+    with pytest.raises(ConfigError, match=f"--agent.exploration: expected {message}"):
+        make_exploration(settings, context())(np.zeros(2, np.float32))
 
 
 def since_the_random_actions(config, context):
@@ -94,22 +100,17 @@ def in_place(config, context):
     return explore
 
 
-def test_an_exploration_is_to_blame_for_its_nan_and_not_for_that_of_the_policy():
+def test_an_exploration_is_not_to_blame_for_the_nan_of_the_policy():
     explore = make_exploration(NoiseSettings(exploration=f"{__name__}:not_a_number"), context())
-    with pytest.raises(ConfigError, match=r"--agent.exploration: expected numbers, got \[nan\]"):
-        explore(np.zeros(1, np.float32))
     assert np.isnan(explore(np.full(1, np.nan, np.float32))).all()
 
 
-def test_an_exploration_is_tried_before_the_random_actions():
-    settings = NoiseSettings(exploration=f"{__name__}:of_one_dimension", exploration_random_steps=9)
-    with pytest.raises(ConfigError, match=r"--agent.exploration: expected an array of shape"):
-        make_exploration(settings, context())(np.zeros(2, np.float32))
-    # The trial sees the environment step at which the exploration is first used.
+def test_the_trial_of_an_exploration_leaves_no_trace():
+    # It sees the environment step at which the exploration is first used.
     name = f"{__name__}:since_the_random_actions"
     settings = NoiseSettings(exploration=name, exploration_random_steps=9)
     make_exploration(settings, context())(np.ones(2, np.float32))
-    # The trial changes neither the random generator nor the memory nor the action.
+    # It changes neither the random generator nor the memory nor the action.
     tried, plain = context(), context()
     action = np.zeros(2, np.float32)
     settings = NoiseSettings(exploration=f"{__name__}:in_place", exploration_random_steps=9)
