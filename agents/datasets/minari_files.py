@@ -5,9 +5,9 @@ numbered. `infos` holds the discounts, `[T + 1]`, of which the first is 1.
 """
 
 import contextlib
-import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -355,20 +355,17 @@ def write(
     # It gets its name only once it is complete: an incomplete dataset could not be recognised.
     try:
         with atomic_file.making_folder(path) as new:
-            created = functools.partial(_created, new / "data", dataset_id, action_spec, about)
-            return DatasetSummary.of(_written(created, episodes))
+            left = iter(episodes)
+            first = next(left)
+            storage = _created(new / "data", dataset_id, action_spec, about, first)
+            return DatasetSummary.of(_written(storage, itertools.chain([first], left)))
     except OSError as error:
         raise cannot_write(f"cannot write the dataset to {path}: {error}", error) from error
 
 
-def _written(
-    created: Callable[[RecordedEpisode], Any], episodes: Iterable[RecordedEpisode]
-) -> Iterator[RecordedEpisode]:
+def _written(storage: Any, episodes: Iterable[RecordedEpisode]) -> Iterator[RecordedEpisode]:
     """Yields each episode once it is written."""
-    storage: Any = None
     for index, episode in enumerate(episodes):
-        if storage is None:
-            storage = created(episode)
         storage.update_episodes([_buffer(episode)])
         storage.update_episode_metadata([{"return": episode.episode_return}], [index])
         yield episode
