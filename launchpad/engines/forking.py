@@ -117,8 +117,9 @@ class ForkServer(forkserver.ForkServer):
         environment = {**self._environment, "PYTHONUNBUFFERED": "1"}
         process = engine.start_python(["-c", code], environment, self._path, (listener, alive))
         assert process.stdout is not None and process.stderr is not None
-        streams = {"stdout": process.stdout, "stderr": process.stderr}
-        output.LineCopier(output.prefixed("[fork_server/0] "), streams)
+        write = output.prefixed("[fork_server/0] ")
+        output.LineCopier(write, "stdout", process.stdout)
+        output.LineCopier(write, "stderr", process.stderr)
         return process
 
     def fork(self, name: str, files: Sequence[int]) -> ForkedGroup:

@@ -123,14 +123,14 @@ class LocalWorker(lp_channel.RemoteWorker):
             self.report_end(errors.ExceptionRecord.of(error))
 
     def _start_and_await(self) -> None:
-        pipes, writers = {}, []
+        copiers, writers = [], []
         with contextlib.ExitStack() as theirs:
             for stream in self._streams:
                 reading, writing = os.pipe()
-                pipes[stream] = os.fdopen(reading, "rb")
+                pipe = os.fdopen(reading, "rb")
+                copiers.append(output.LineCopier(self._write_line, stream, pipe))
                 theirs.enter_context(os.fdopen(writing, "wb"))
                 writers.append(writing)
-            copier = output.LineCopier(self._write_line, pipes)
             group = self._spawn(*writers)
         with self._life:
             self._group = group
@@ -142,7 +142,8 @@ class LocalWorker(lp_channel.RemoteWorker):
                 group.guarded_by(self._guard)
         self._begin()
         code = group.wait()
-        copier.drain(_OUTPUT_SECS)
+        for copier in copiers:
+            copier.drain(_OUTPUT_SECS)
         self.report_end(self._death(code))
         self.close()
 

@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import IO
 
 # Takes a target, "stdout" or "stderr", and a line including its newline.
@@ -43,36 +43,19 @@ def prefixed(prefix: str) -> Writer:
 
 
 class LineCopier:
-    """Copies the output of a process line by line, in the background.
+    """Copies what a process writes to a pipe line by line, in a thread of its own.
 
     Of text that the process overwrites with "\\r", such as a progress bar, this copies the last.
     """
 
-    def __init__(self, write: Writer, streams: Mapping[str, IO[bytes]]):
+    def __init__(self, write: Writer, target: str, stream: IO[bytes]):
         """Starts copying.
 
         Args:
           write: called with one line at a time.
-          streams: pipes from the process by their target, "stdout" or "stderr".
+          target: "stdout" or "stderr".
+          stream: the pipe.
         """
-        self._copies = [_Copy(write, target, stream) for target, stream in streams.items()]
-
-    def drain(self, timeout: float) -> None:
-        """Waits until all output of a process that has ended is copied.
-
-        An orphan that inherited the pipes may keep them open; this does not wait for its output.
-
-        Args:
-          timeout: seconds to wait for lines that are being written.
-        """
-        for one in self._copies:
-            one.drain(timeout)
-
-
-class _Copy:
-    """Copies the lines of one pipe, in a thread of its own."""
-
-    def __init__(self, write: Writer, target: str, stream: IO[bytes]):
         self._write, self._target, self._stream = write, target, stream
         self._rest = bytearray()
         # Held from each read until the lines are written.
@@ -81,7 +64,13 @@ class _Copy:
         threading.Thread(target=self._run, name=f"copy {target}", daemon=True).start()
 
     def drain(self, timeout: float) -> None:
-        """Waits until what is in the pipe now is copied, at most `timeout` seconds."""
+        """Waits until all output of a process that has ended is copied.
+
+        An orphan that inherited the pipe may keep it open; this does not wait for its output.
+
+        Args:
+          timeout: seconds to wait for lines that are being written.
+        """
         # In a thread, because our own output may block.
         helper = threading.Thread(target=self._copy_rest, name="drain", daemon=True)
         helper.start()

@@ -686,7 +686,7 @@ def test_calls_end_in_time_although_the_address_is_not_known(runtime):
                 call(1)
         return caught.value
 
-    check(lp.CourierDeadlineError, call_timeout=0.5)
+    assert "not reached in 0.5 s" in str(check(lp.CourierDeadlineError, call_timeout=0.5))
     check(lp.CourierUnavailableError, wait_for_ready=False)
     runtime.stop_event.set()
     error = check(lp.CourierUnavailableError)
@@ -810,9 +810,6 @@ def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     call = lp.CourierClient("127.0.0.1:9").futures.same(1)
     wait_for("node/0: waiting for the server of 127.0.0.1:9")
     assert call.cancel()
-    hasty = lp.CourierClient("127.0.0.1:9", call_timeout=0.3)
-    with pytest.raises(lp.CourierDeadlineError, match=r"not reached in 0\.3 s"):
-        hasty.futures.same(1).result(60)
     late = lp.Address("late")
     with pytest.raises(TimeoutError, match=r"no address in 0\.1 s"):
         late.resolve(timeout=0.1)

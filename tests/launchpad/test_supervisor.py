@@ -17,7 +17,6 @@ from launchpad import runtime as lp_runtime
 from launchpad.engines import manager as lp_manager
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
-from rl_replicator.processes import signals
 from tests.waiting import wait_until
 
 
@@ -218,23 +217,6 @@ def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
     phases = ("stop user", "release user", "kill user", "release store", "kill store")
     order = [program.log.index(phase) for phase in phases]
     assert order == sorted(order)
-
-
-@pytest.mark.parametrize(
-    ("received", "is_supervised"),
-    [((signal.SIGHUP, signal.SIGHUP), False), ((signal.SIGTERM, signal.SIGINT), True)],
-)
-def test_a_signal_that_may_come_twice_kills_nothing(monkeypatch, received, is_supervised):
-    """The kernel and the shell send SIGHUP; a job and its supervisor get the same signals."""
-    if is_supervised:
-        monkeypatch.setenv(signals.SUPERVISED, "1")
-    program = _Program()
-    for number in received:
-        program.supervisor.post(None, "signal", number)
-    program.wait_for("stop store")
-    assert program.finish() is None
-    assert program.supervisor.signal_number == received[0]
-    assert not program.supervisor.was_killed
 
 
 @pytest.mark.parametrize("how", ["wait", "exit"])

@@ -15,7 +15,7 @@ from rl_replicator.processes import output
 def copy(data, prefix="[a] "):
     """Copies `data` as a process would print it; returns once it is copied."""
     reading, writing = os.pipe()
-    copier = output.LineCopier(output.prefixed(prefix), {"stdout": os.fdopen(reading, "rb")})
+    copier = output.LineCopier(output.prefixed(prefix), "stdout", os.fdopen(reading, "rb"))
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     copier.drain(timeout=60)
@@ -37,7 +37,7 @@ def test_of_overwritten_text_the_final_state_is_a_line(capsys, monkeypatch):
 @pytest.mark.parametrize("is_chatty", [False, True])
 def test_an_orphan_that_keeps_the_pipe_is_not_awaited(capsys, is_chatty):
     reading, writing = os.pipe()
-    copier = output.LineCopier(output.prefixed("[a] "), {"stdout": os.fdopen(reading, "rb")})
+    copier = output.LineCopier(output.prefixed("[a] "), "stdout", os.fdopen(reading, "rb"))
     is_over = threading.Event()
 
     def chat():
@@ -67,7 +67,7 @@ def test_lines_that_were_read_are_awaited_until_they_are_written():
         may_write.wait()
         written.append(text)
 
-    copier = output.LineCopier(write, {"stdout": os.fdopen(reading, "rb")})
+    copier = output.LineCopier(write, "stdout", os.fdopen(reading, "rb"))
     os.write(writing, b"one\ntwo\n")
     copier.drain(timeout=0.1)
     assert not written
