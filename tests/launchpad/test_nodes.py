@@ -416,7 +416,9 @@ def test_a_failed_part_ends_the_colocation():
 def test_a_blocked_part_does_not_keep_the_first_end_from_ending_a_colocation(monkeypatch, caplog):
     monkeypatch.setattr(colocation, "_PARTS_SECS", 0.1)
     program = lp.Program("test")
+    stopped = threading.Event()
     parts = [lp.PyNode(programs.block_for_ever), lp.PyNode(int)]
+    parts.append(lp.PyNode(lambda: lp.wait_for_stop() and stopped.set()))
     program.add_node(
         lp.MultiThreadingColocation(parts, return_on_first_completed=True), label="colocated"
     )
@@ -426,6 +428,7 @@ def test_a_blocked_part_does_not_keep_the_first_end_from_ending_a_colocation(mon
     finally:
         manager.kill()
     assert "left behind after 0.1 s: colocated/0 part 0" in caplog.text
+    assert stopped.wait(60), "the others are asked to stop"
 
 
 def test_a_part_that_ended_before_a_server_was_there_has_been_work():
