@@ -1,5 +1,8 @@
 """Waits for other threads or processes."""
 
+import os
+import subprocess
+import sys
 import time
 
 
@@ -16,3 +19,19 @@ def wait_until(condition, seconds=150.0, pause=0.01):
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(pause)
     return found
+
+
+def run_python(*words, **environment):
+    """Runs a Python interpreter to its end; returns its exit status and what it has printed.
+
+    Args:
+      *words: its arguments.
+      **environment: environment variables to add.
+    """
+    return subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )

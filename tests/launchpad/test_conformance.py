@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 
@@ -12,7 +11,7 @@ import pytest
 
 import launchpad as lp
 from tests.launchpad import programs
-from tests.waiting import wait_until
+from tests.waiting import run_python, wait_until
 
 
 def test_run_is_called_and_the_program_ends_when_all_have_run(engine):
@@ -110,12 +109,6 @@ def test_dm_launchpad_beside_ours_is_an_error(tmp_path):
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: dm-launchpad\nVersion: 0.5.2\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", "import launchpad"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-c", "import launchpad", PYTHONPATH=path)
     assert done.returncode == 1
     assert "ImportError: dm-launchpad 0.5.2 is installed" in done.stderr.splitlines()[-1]

@@ -94,10 +94,9 @@ def test_a_stuck_node_is_started_again_in_a_process(tmp_path):
 
 
 def test_a_stuck_node_ends_a_program_of_threads(tmp_path):
-    program = lp.Program("stuck")
-    program.add_node(lp.PyClassNode(_Stuck, str(tmp_path / "pids")), label="stuck")
+    program = lp.make_program(lp.PyClassNode(_Stuck, str(tmp_path / "pids")))
     manager = lp.launch(program, "test_mt", termination_notice_secs=0.5)
-    with pytest.raises(lp.NodeFailedError, match="node stuck/0 failed: ValueError: it is stuck"):
+    with pytest.raises(lp.NodeFailedError, match="node node/0 failed: ValueError: it is stuck"):
         manager.wait(timeout=100)
 
 
@@ -144,14 +143,14 @@ def _in_a_thread(save):
 @pytest.mark.processes
 def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path, caplog):
     """Its exit handlers and threads have time until the end of the notice; then it is killed."""
-    program, other = lp.Program("saving"), lp.Program("endless")
-    for name, begin in (("handler", atexit.register), ("thread", _in_a_thread)):
-        program.add_node(lp.PyClassNode(_Saving, str(tmp_path / name), begin), label=name)
-    other.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
+    begins = {"handler": atexit.register, "thread": _in_a_thread}
+    nodes = [lp.PyClassNode(_Saving, str(tmp_path / name), begins[name]) for name in begins]
+    program = lp.make_program(*nodes)
+    other = lp.make_program(lp.PyNode(_in_a_thread, programs.block_for_ever))
     saving = lp.launch(program, "test_mp", termination_notice_secs=300)
     endless = lp.launch(other, "test_mp", termination_notice_secs=1)
     assert endless.wait(timeout=100), "that is not a failure"
-    assert "killed after 1 s: endless/0" in caplog.text
+    assert "killed after 1 s: node/0" in caplog.text
     assert saving.wait(timeout=100)
     assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
 
@@ -175,8 +174,7 @@ class _Interrupting:
 @pytest.mark.processes
 def test_a_process_that_a_node_has_started_can_be_interrupted(tmp_path):
     path = tmp_path / "status"
-    program = lp.Program("interrupting")
-    program.add_node(lp.PyClassNode(_Interrupting, str(path)), label="interrupting")
+    program = lp.make_program(lp.PyClassNode(_Interrupting, str(path)))
     assert lp.launch(program, "test_mp").wait(timeout=100)
     assert path.read_text() == str(-signal.SIGINT)
 
@@ -204,8 +202,7 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
         watch(self, group)
 
     monkeypatch.setattr(guard.Guard, "watch", slow_watch)
-    program = lp.Program("early")
-    program.add_node(lp.PyClassNode(_Early, str(begun)), label="early")
+    program = lp.make_program(lp.PyClassNode(_Early, str(begun)))
     assert lp.launch(program, "test_mp").wait(timeout=100)
     assert found == [False] and begun.exists()
 
@@ -260,10 +257,7 @@ def test_a_stop_during_the_start_is_no_failure():
 def test_a_stop_while_nodes_begin_and_end_is_no_failure():
     """It may interrupt them before and after their code."""
     for number in range(10):
-        program = lp.Program("brief")
-        with program.group("node"):
-            for _ in range(4):
-                program.add_node(lp.PyNode(int))
+        program = lp.make_program(*(lp.PyNode(int) for _ in range(4)))
         manager = lp.launch(program, "test_mp")
         manager.wait(timeout=0.01 * number)
         manager.stop_and_wait()

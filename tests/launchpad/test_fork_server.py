@@ -8,7 +8,6 @@ import importlib
 import os
 import random
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -18,7 +17,7 @@ from absl import flags
 
 import launchpad as lp
 from launchpad.engines import forking
-from tests.waiting import wait_until
+from tests.waiting import run_python, wait_until
 
 pytestmark = pytest.mark.processes
 _FLAG = "lp_demo_flag"
@@ -101,7 +100,7 @@ def test_nodes_are_forked_unless_their_environment_is_read_at_import(tmp_path):
 
 def test_a_process_that_has_imported_pyarrow_can_be_forked():
     load = "from launchpad.engines import forking; forking.load(['pyarrow'], [], [])"
-    assert subprocess.run([sys.executable, "-c", load]).returncode == 0
+    assert run_python("-c", load).returncode == 0
 
 
 def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path, monkeypatch):
@@ -229,9 +228,7 @@ program.add_node(lp.PyNode(print, "done"), label="node")
 lp.launch(program, "local_mp").wait()
 print(*(child.pid for child in psutil.Process().children()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python("-c", code)
     line, pids = done.stdout.split("\n")[:2]
     assert (line, done.stderr) == ("[node/0] done", "") and pids
     for pid in map(int, pids.split()):

@@ -15,6 +15,7 @@ import pytest
 
 import launchpad as lp
 from tests.launchpad import programs
+from tests.waiting import run_python
 
 _SCRIPT = pathlib.Path(__file__).with_name("launcher.py")
 _ROOT = _SCRIPT.parents[2]
@@ -180,15 +181,10 @@ def test_a_killed_node_ends_the_program(launch_script, engine, told):
     assert _all_gone(nodes, timeout=60)
 
 
-def _run(*words: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    command = [sys.executable, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-
 def test_a_script_with_absl_flags():
     script = str(_SCRIPT.with_name("absl_main.py"))
-    done = _run(script, "--lp_launch_type=local_mp", "--word=hello", "--mode=quiet")
+    words = ("--lp_launch_type=local_mp", "--word=hello", "--mode=quiet")
+    done = run_python(script, *words, PYTHONPATH=str(_ROOT))
     assert (done.returncode, done.stderr) == (0, "")
     lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines())
     assert lines == ["hello 2 True", "hello 2 True"]
@@ -218,7 +214,7 @@ def node():
 
 lp.launch(lp.make_program(lp.PyNode(node)))
 """
-    done = _run("-c", code, *words.split())
+    done = run_python("-c", code, *words.split(), PYTHONPATH=str(_ROOT))
     assert told in done.stdout + done.stderr
     is_read = told.endswith("hello")
     assert ("this command line: Missing value for flag -v" in done.stderr) == (told[:3] == "3 1")

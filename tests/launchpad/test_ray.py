@@ -23,7 +23,7 @@ from launchpad.engines import member as lp_member
 from launchpad.engines.ray import cluster, control, engine, guard
 from rl_replicator.processes import ports
 from tests.launchpad import programs
-from tests.waiting import wait_until
+from tests.waiting import run_python, wait_until
 
 _MACHINE = "0f" * 28
 
@@ -146,20 +146,13 @@ print(said, len(tries))
 """
 
 
-def test_every_connection_has_its_own_token_and_network(tmp_path):
+def test_every_connection_has_its_own_token_and_network(tmp_path, monkeypatch):
     """Regardless of what Ray has read for an earlier connection of the same process."""
-    environment = {**os.environ, "HOME": str(tmp_path), "RAY_DEDUP_LOGS": "0"}
+    for name in ("AUTH_MODE", "AUTH_TOKEN_PATH", "ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.delenv(f"RAY_{name}", raising=False)
+    environment = {"HOME": str(tmp_path), "RAY_DEDUP_LOGS": "0"}
     environment |= {"RAY_COLOR_PREFIX": "0", "RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1"}
-    for name in ("MODE", "TOKEN_PATH"):
-        environment.pop(f"RAY_AUTH_{name}", None)
-    environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-    done = subprocess.run(
-        [sys.executable, "-c", _ONE_AFTER_THE_OTHER],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-c", _ONE_AFTER_THE_OTHER, **environment)
     own, other = "(True, True, True)", "(False, '', False), (True, 'theirs', False)"
     assert done.stdout.strip() == f"[{own}, {other}, {own}] 2", done.stderr
 
@@ -190,13 +183,7 @@ def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connecti
         "from ray._raylet import GcsClient\n"
         f"GcsClient(address='127.0.0.1:{port}').internal_kv_keys(b'', namespace=None, timeout=50)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "RAY_AUTH_TOKEN": "wrong"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-c", code, RAY_AUTH_TOKEN="wrong")
     assert done.returncode != 0
     assert "InvalidAuthToken" in done.stderr
 

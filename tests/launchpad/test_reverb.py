@@ -12,6 +12,7 @@ import pytest
 import launchpad as lp
 from tests.launchpad import programs
 from tests.suite import sockets
+from tests.waiting import run_python
 
 
 def _tables():
@@ -135,7 +136,6 @@ print("ended", flush=True)
 
 def test_writers_that_nodes_in_threads_leave_open_do_not_hold_up_the_exit():
     """The interpreter's last collection destroys them, and they tried to reach the server."""
-    command = [sys.executable, "-c", _OPEN_WRITERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run_python("-c", _OPEN_WRITERS)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
     assert "Exception ignored" not in done.stderr

@@ -12,8 +12,6 @@ import os
 import pathlib
 import pickle
 import socket
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -34,7 +32,7 @@ from launchpad.rpc import client as rpc_client
 from launchpad.rpc import server as rpc_server
 from launchpad.rpc import tls, wire
 from tests.launchpad import programs
-from tests.waiting import wait_until
+from tests.waiting import run_python, wait_until
 
 
 @pytest.fixture
@@ -326,12 +324,7 @@ def test_another_account_is_refused(serve, way):
     server = serve(at)
     runs = []
     server.bind("", lambda: runs.append(None))
-    found = subprocess.run(
-        [sys.executable, "-c", _OTHER_ACCOUNT, server.address],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    found = run_python("-c", _OTHER_ACCOUNT, server.address)
     first = "PermissionError" if way == "socket" else "UNAVAILABLE"
     assert found.stdout.split() == [first, "UNAVAILABLE"], found
     assert not runs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import launchpad as lp
 from launchpad.examples.consumer_producers import program as consumer_producers
+from tests.waiting import run_python
 
 # A program as users of DeepMind's Launchpad write them, without extensions of ours.
 
@@ -122,9 +121,8 @@ _ENDS = ["polled", "the program has ended", "used the event", "waited", "was int
 )
 def test_the_examples_run_as_commands(name, options, told):
     ignored = ["--lp_worker_manager_v2", "--tmux_session_name=mine", "--tmux_open_window"]
-    command = [sys.executable, "-m", f"launchpad.examples.{name}.launch", *options]
-    command += ignored if name == "hello_world" else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    options = options + (ignored if name == "hello_world" else [])
+    done = run_python("-m", f"launchpad.examples.{name}.launch", *options)
     assert done.returncode == 0, done.stderr
     for flag in ignored:
         says = f"{flag.partition('=')[0]} has no effect here\n" in done.stderr
