@@ -54,10 +54,15 @@ from launchpad.nodes.base import RestartPolicy
 from launchpad.nodes.batching import batched_handler
 from launchpad.nodes.cacher import CacherNode
 from launchpad.nodes.colocation import MultiProcessingColocation, MultiThreadingColocation
-from launchpad.nodes.command import CommandNode, ServingCommandNode
 from launchpad.nodes.courier import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
-from launchpad.nodes.python import PyClassNode, PyNode, PythonProcess
+from launchpad.nodes.python import (
+    CommandNode,
+    PyClassNode,
+    PyNode,
+    PythonProcess,
+    ServingCommandNode,
+)
 from launchpad.nodes.reverb import ReverbHandle, ReverbNode
 from launchpad.program import Program, make_program
 from launchpad.runtime import LaunchType, is_local_launch, is_local_launch_or_test

@@ -18,7 +18,7 @@ from launchpad.engines import channel as lp_channel
 from launchpad.engines import engine, forking, node_process, placement
 from launchpad.engines import member as lp_member
 from launchpad.engines import supervisor as lp_supervisor
-from launchpad.nodes import command
+from launchpad.nodes import python
 from rl_replicator.processes import guard, output, process_group
 
 logger = logging.getLogger("launchpad")
@@ -40,7 +40,7 @@ class ProcessEngine:
         self._forks: forking.ForkServer | None = None
         self._guard = guard.Guard()
         nodes = [member.node for member in launch.members]
-        if not all(isinstance(node, command.CommandNode) for node in nodes):
+        if not all(isinstance(node, python.CommandNode) for node in nodes):
             self._forks = forking.current([name for node in nodes for name in node.imports])
 
     def make_worker(
@@ -52,7 +52,7 @@ class ProcessEngine:
             **self._launch.environment,
             **self._environments[member.name],
         }
-        if isinstance(member.node, command.CommandNode):
+        if isinstance(member.node, python.CommandNode):
             return CommandWorker(member, supervisor, self._guard, environment)
         spec = engine.make_spec(
             self._launch,
@@ -221,7 +221,7 @@ class CommandWorker(LocalWorker):
         environment: Mapping[str, str],
     ):
         super().__init__(member, supervisor, watchman, output.prefixed(f"{member.name} | "))
-        assert isinstance(member.node, command.CommandNode)
+        assert isinstance(member.node, python.CommandNode)
         self._node = member.node
         self._environment = {**environment, **member.node.environment}
         self._must_end = False

@@ -1,11 +1,11 @@
-"""Nodes that run a Python function or a Python object, and how their processes are started."""
+"""Nodes that run a function, an object or a command, and how their processes are started."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import runtime as lp_runtime
@@ -107,6 +107,48 @@ class PyClassNode(RunNode[HandleType], Generic[HandleType, WorkerType]):
         instance = self._construct_instance()
         if not self.run_instance(instance):
             logger.warning("%s has no run(), or it is disabled", type(instance).__name__)
+
+
+class CommandNode(PyNode[base.Handle[Any], None]):
+    """Runs a command in a process of its own, on this machine; it ends well with status 0.
+
+    A stop of the program sends it SIGTERM. Its standard error goes where its standard output does.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        title: str,
+        collateral_status: int | None = None,
+        final_statuses: Collection[int] = (),
+    ):
+        """Describes the node.
+
+        Args:
+          command: The command and its arguments.
+          environment: Environment variables to add to those of the launcher.
+          title: Its name, in messages and before each line of its output.
+          collateral_status: Exit status of a command that has lost another process.
+          final_statuses: Exit statuses after which a restart would end in the same way.
+        """
+        super().__init__(self.execute)
+        self.command = list(command)
+        self.environment = dict(environment)
+        self.title = title
+        self.collateral_status = collateral_status
+        self.final_statuses = frozenset(final_statuses)
+
+    def execute(self) -> None:
+        """Never called: the engine of processes runs the command itself."""
+        raise NotImplementedError("a CommandNode is run by the launch type 'local_mp' only")
+
+
+class ServingCommandNode(CommandNode):
+    """A command that serves others until the program stops, and ends after them."""
+
+    stops_last = True
 
 
 def _set_state(state: str) -> None:
