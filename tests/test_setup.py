@@ -9,44 +9,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def _venv(python):
-    return subprocess.run([ROOT / ".ci" / "venv", python], capture_output=True, text=True)
-
-
-@pytest.fixture
-def stub(tmp_path):
-    """Returns a function that writes a script which stands in for the Python interpreter."""
-
-    def make(script):
-        path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-        return path
-
-    return make
-
-
-def test_no_python():
-    done = _venv("python3.11-of-nowhere")
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (None, "expected Python 3.11 as '{}'.*apt-get install python3.11.* make PYTHON="),
+        ("echo 3.13", "expected Python 3.11, got 3.13 from '{}'; say where 3.11 is"),
+        (
+            'case "$2" in *version_info*) echo 3.11 ;; *) exit 1 ;; esac',
+            "expected Python's venv module, found none; 'apt-get install python3.11-venv'",
+        ),
+    ],
+)
+def test_a_machine_without_the_right_python(tmp_path, script, told):
+    python = tmp_path / "python"
+    if script is not None:  # It stands in for the interpreter.
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    done = subprocess.run([ROOT / ".ci" / "venv", python], capture_output=True, text=True)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("rl-replicator: error: expected Python 3.11 as 'python3.11-of-nowhere'")
-    assert "apt-get install python3.11" in line and "make PYTHON=" in line
-
-
-def test_wrong_python(stub):
-    python = stub("echo 3.13")
-    done = _venv(python)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert f"expected Python 3.11, got 3.13 from '{python}'; say where 3.11 is" in line
-
-
-def test_no_venv_module(stub):
-    done = _venv(stub('case "$2" in *version_info*) echo 3.11 ;; *) exit 1 ;; esac'))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "expected Python's venv module, found none; 'apt-get install python3.11-venv'" in line
+    assert line.startswith("rl-replicator: error: ") and re.search(told.format(python), line)
 
 
 def test_install_says_what_to_type_next():

@@ -55,20 +55,20 @@ def test_a_handler_is_taken_once(handlers):
     assert before == {} and signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-def test_the_end_of_a_terminal_is_no_impatience():
-    received = []
-    assert signals.note(signal.SIGHUP, received)
-    assert not signals.note(signal.SIGHUP, received)
-    assert signals.note(signal.SIGINT, received)
-    assert received == [signal.SIGHUP, signal.SIGINT]
-
-
-def test_a_signal_that_reaches_a_process_and_its_supervisor_is_no_impatience(monkeypatch):
-    monkeypatch.setenv(signals.SUPERVISED, "1")
-    received = []
-    assert signals.note(signal.SIGTERM, received)
-    assert not any(signals.note(number, received) for number in signals.ENDING)
-    assert received == [signal.SIGTERM]
+@pytest.mark.parametrize(
+    ("is_supervised", "sent", "received"),
+    [
+        # The end of a terminal comes twice.
+        (False, [signal.SIGHUP, signal.SIGHUP, signal.SIGINT], [signal.SIGHUP, signal.SIGINT]),
+        # A signal to a job reaches a process directly and through its supervisor.
+        (True, [signal.SIGTERM, *signals.ENDING], [signal.SIGTERM]),
+    ],
+)
+def test_not_every_second_signal_is_impatience(monkeypatch, is_supervised, sent, received):
+    if is_supervised:
+        monkeypatch.setenv(signals.SUPERVISED, "1")
+    noted = []
+    assert [number for number in sent if signals.note(number, noted)] == received == noted
 
 
 def run(code):
