@@ -16,7 +16,6 @@ from launchpad.engines.ray import cluster
 from rl_replicator.cli import main, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.experiments import driver
-from rl_replicator.experiments.live_table import LiveTable
 from rl_replicator.experiments.trial import Trial
 from rl_replicator.experiments.trial import TrialState as State
 from rl_replicator.runs import events
@@ -245,7 +244,7 @@ class _Terminal(io.StringIO):
 
 def test_a_terminal_is_drawn_over():
     stream, lines = _Terminal(), ["head", "one"]
-    table = LiveTable(lambda: "\n".join(lines), stream)
+    table = driver.LiveTable(lambda: "\n".join(lines), stream)
     table.refresh()
     lines.append("two")
     table.refresh()  # Not due yet.
@@ -255,7 +254,7 @@ def test_a_terminal_is_drawn_over():
     assert (first, second) == ("head\none\n\x1b[2A", "head\none\ntwo\n\x1b[3A")
     assert last == "head\none\ntwo\n"
     stream = io.StringIO()
-    table = LiveTable(lambda: "all", stream)
+    table = driver.LiveTable(lambda: "all", stream)
     table.refresh()
     table.note("two is new")
     table.close()
