@@ -12,7 +12,12 @@ from rl_replicator.exports.program import Operation, PortableProgram
 _OPSET = 13
 _IR_VERSION = 8
 # Operations whose names differ in ONNX.
-_NAMES = {"GreaterEqual": "GreaterOrEqual", "LessEqual": "LessOrEqual", "Select": "Where"}
+_NAMES = {
+    "Broadcast": "Expand",
+    "GreaterEqual": "GreaterOrEqual",
+    "LessEqual": "LessOrEqual",
+    "Select": "Where",
+}
 _TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _END = np.iinfo(np.int64).max
 
@@ -94,11 +99,11 @@ class _Graph:
         """Adds an operation."""
         name: str = operation["op"]
         inputs, out = operation["in"], operation["out"]
-        special = _SPECIAL.get(name)
-        if special is not None:
-            special(self, operation, inputs, out)
+        if name in _SPECIAL:
+            _SPECIAL[name](self, operation, inputs, out)
         else:
-            self.node(_NAMES.get(name) or name, inputs, out)
+            attributes = _ATTRIBUTES.get(name, lambda _: {})(operation)
+            self.node(_NAMES.get(name) or name, inputs, out, **attributes)
 
     def node(self, kind: str, inputs: list[str], out: str, **attributes: Any) -> str:
         """Adds a node; returns the name of its output."""
@@ -141,20 +146,9 @@ def _reduce(graph: _Graph, operation: Operation, inputs: list[str], out: str) ->
         graph.node(f"Reduce{kind}", inputs, out, axes=axes, keepdims=keep)
 
 
-def _cast(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Cast", inputs, out, to=_type_of(operation["dtype"]))
-
-
-def _concat(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Concat", inputs, out, axis=operation["axis"])
-
-
-def _gather(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Gather", inputs, out, axis=operation["axis"])
-
-
-def _reshape(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Reshape", [*inputs, graph.numbers(operation["shape"], f"{out}/shape")], out)
+def _shaped(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    shape = graph.numbers(operation["shape"], f"{out}/shape")
+    graph.node(_NAMES.get(operation["op"], "Reshape"), [*inputs, shape], out)
 
 
 def _slice(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
@@ -170,10 +164,6 @@ def _slice(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> 
     numbers = {"starts": starts, "stops": stops, "axes": [*range(len(steps))], "steps": steps}
     names = [graph.numbers(values, f"{out}/{name}") for name, values in numbers.items()]
     graph.node("Slice", [*inputs, *names], out)
-
-
-def _broadcast(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Expand", [*inputs, graph.numbers(operation["shape"], f"{out}/shape")], out)
 
 
 def _one_hot(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
@@ -192,49 +182,37 @@ def _argmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) ->
     graph.node("Cast", [wide], out, to=_type_of(operation["dtype"]))
 
 
-def _softmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Softmax", inputs, out, axis=-1)
-
-
-def _transpose(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
-    graph.node("Transpose", inputs, out, perm=operation["perm"])
-
-
 def _conv(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     x = graph.node("Transpose", inputs[:1], f"{out}/x", perm=_TO_CHANNELS_FIRST)
     filters = graph.node("Transpose", inputs[1:], f"{out}/filters", perm=[3, 2, 0, 1])
-    y = graph.node(
-        "Conv", [x, filters], f"{out}/y", strides=operation["strides"], pads=operation["pads"]
-    )
+    geometry = {name: operation[name] for name in ("strides", "pads")}
+    y = graph.node("Conv", [x, filters], f"{out}/y", **geometry)
     graph.node("Transpose", [y], out, perm=_TO_CHANNELS_LAST)
 
 
 def _max_pool(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     x = graph.node("Transpose", inputs, f"{out}/x", perm=_TO_CHANNELS_FIRST)
-    y = graph.node(
-        "MaxPool",
-        [x],
-        f"{out}/y",
-        kernel_shape=operation["size"],
-        strides=operation["strides"],
-        pads=operation["pads"],
-    )
+    geometry = {name: operation[name] for name in ("strides", "pads")}
+    y = graph.node("MaxPool", [x], f"{out}/y", kernel_shape=operation["size"], **geometry)
     graph.node("Transpose", [y], out, perm=_TO_CHANNELS_LAST)
 
 
+# The attributes of operations that ONNX has as they are.
+_ATTRIBUTES: dict[str, Callable[[Operation], dict[str, Any]]] = {
+    "Cast": lambda operation: {"to": _type_of(operation["dtype"])},
+    "Concat": lambda operation: {"axis": operation["axis"]},
+    "Gather": lambda operation: {"axis": operation["axis"]},
+    "Softmax": lambda operation: {"axis": -1},
+    "Transpose": lambda operation: {"perm": operation["perm"]},
+}
 _SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
     "ArgMax": _argmax,
-    "Broadcast": _broadcast,
-    "Cast": _cast,
-    "Concat": _concat,
+    "Broadcast": _shaped,
     "Conv": _conv,
-    "Gather": _gather,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
     "OneHot": _one_hot,
     "Reduce": _reduce,
-    "Reshape": _reshape,
+    "Reshape": _shaped,
     "Slice": _slice,
-    "Softmax": _softmax,
-    "Transpose": _transpose,
 }
