@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import tensorflow as tf
 from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.exports import onnx_graph, program, standalone
 from rl_replicator.exports.model import ExportedModel
+from rl_replicator.runs import atomic_file
 
 CARD = "README.md"
 _SIGNATURE = "serving_default"
@@ -37,13 +36,9 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
             raise UsageError(
                 f"--out: expected a new folder, got {out}, which exists; choose another"
             )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
-            folder = Path(temporary) / "model"
-            folder.mkdir()
+        with atomic_file.making_folder(out) as folder:
             FORMATS[kind](model, folder)
             (folder / CARD).write_text(model.card.markdown())
-            os.replace(folder, out)
     except OSError as error:
         raise cannot_write(
             f"--out: cannot write to {out}: {error}; choose another folder", error
