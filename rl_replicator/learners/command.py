@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import pkgutil
 import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -65,12 +66,12 @@ class LearnerCommand:
         import path, this path.
       config_type: frozen dataclass with a default for every field. If it has a method
         `on_this_machine`, that replaces settings that are "auto"; the result is saved with the run.
-      make_learner: (replicator, config) -> learner.
+      make_learner: (replicator, config) -> learner; or its import path, if that is slow to import.
     """
 
     name: str
     config_type: type
-    make_learner: "Callable[[Replicator, Any], Learner]"
+    make_learner: "Callable[[Replicator, Any], Learner] | str"
     evaluation_options_type = LearnerEvaluationOptions
 
     def parse(self, words: Sequence[str], stored: Mapping[str, Any]) -> RunOptions:
@@ -245,7 +246,10 @@ class LearnerCommand:
         return learner, Training(replicator, learner, run, _MEASURING, best=best)
 
     def _make_learner(self, replicator: "Replicator", config: Any) -> Learner:
-        learner = self.make_learner(replicator, config)
+        make: Any = self.make_learner
+        if isinstance(make, str):
+            make = pkgutil.resolve_name(make)
+        learner = make(replicator, config)
         if not isinstance(learner, Learner):
             raise ConfigError(
                 f"expected {self.name} to return a rl_replicator.learners.Learner, got "
