@@ -122,7 +122,6 @@ class ResNet(snt.Module):
         stem: str,
         make_norm: MakeNorm,
         width: int = 64,
-        name: str | None = None,
     ):
         """Creates no variable yet.
 
@@ -132,9 +131,8 @@ class ResNet(snt.Module):
           stem: first layers: "imagenet", 7x7 of stride 2 and max pooling; or "small", 3x3.
           make_norm: makes the norm of a layer.
           width: channels of the first stage; each later stage doubles them.
-          name: name of the module.
         """
-        super().__init__(name=name)
+        super().__init__()
         blocks, is_bottleneck = STAGES[depth]
         self._is_large = stem == "imagenet"
         size, stride = (7, 2) if self._is_large else (3, 1)

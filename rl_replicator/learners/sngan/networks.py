@@ -256,15 +256,14 @@ class DiscriminatorBlock(snt.Module):
 class Discriminator(snt.Module):
     """Maps images and classes to scores. Every weight is spectrally normalised."""
 
-    def __init__(self, layout: Shape, width: int, name: str | None = None):
+    def __init__(self, layout: Shape, width: int):
         """Creates no variable yet.
 
         Args:
           layout: layout of the blocks.
           width: number of channels by which the layout's multiples are multiplied.
-          name: name of the module.
         """
-        super().__init__(name=name)
+        super().__init__()
         channels = [multiple * width for multiple in layout.discriminator]
         self._blocks = [
             DiscriminatorBlock(
