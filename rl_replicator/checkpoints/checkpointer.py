@@ -219,13 +219,12 @@ class Checkpointer:
             manifest.write(temporary, step, tuple(parts))
             temporary.rename(final)
         except BaseException as error:
-            needed = max(_size(temporary), _size(folders[-1]) if folders else 0)
             shutil.rmtree(temporary, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
             raise errors.CheckpointDiskError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
-                f"{manifest.first_line(error)}{self._remedy(error, needed)}; older checkpoints are "
+                f"{manifest.first_line(error)}; {errors.remedy(error)}; older checkpoints are "
                 "intact"
             ) from error
         try:
@@ -242,12 +241,6 @@ class Checkpointer:
             shutil.rmtree(folder, ignore_errors=True)
         self._write_seconds = time.monotonic() - started
         return manifest.read(final)[0]
-
-    def _remedy(self, error: OSError, needed: int) -> str:
-        space = ""
-        if errors.is_disk_full(error) and error.errno != errno.EFBIG:
-            space = f" (at least {needed} bytes needed{_free(self._directory)})"
-        return f"{space}; {errors.remedy(error)}"
 
     @property
     def is_empty(self) -> bool:
@@ -447,20 +440,3 @@ def check_local(path: str | os.PathLike) -> None:
             f"expected a path of a mounted file system, got {path}; mount that storage (for "
             "example with gcsfuse or s3fs) and pass the mount point"
         )
-
-
-def _size(folder: pathlib.Path) -> int:
-    """Returns the bytes of a folder's files, as far as they can be counted."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for path in folder.rglob("*"):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
-
-
-def _free(folder: pathlib.Path) -> str:
-    with contextlib.suppress(OSError):
-        while not folder.exists():
-            folder = folder.parent
-        return f", {shutil.disk_usage(folder).free} free"
-    return ""

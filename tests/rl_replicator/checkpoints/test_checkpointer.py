@@ -7,23 +7,16 @@ import errno
 import json
 import os
 import pathlib
-import resource
 import shutil
-import signal
-import subprocess
 import threading
-import time
 
 import numpy as np
 import pytest
-import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.checkpoints import parts, pending_work
-from rl_replicator.runs import run_directory
-from tests.suite import forked
 
 
 class Blob:
@@ -243,13 +236,6 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(saved, tmp_path,
     assert saved.set_aside_damaged().step == 20
 
 
-def test_intact_checkpoints_are_left_alone(saved, tmp_path):
-    before = names(tmp_path)
-    assert saved.set_aside_damaged() == saved.latest()
-    assert names(tmp_path) == before
-    assert checkpoints.Checkpointer(tmp_path / "none").set_aside_damaged() is None
-
-
 def test_several_damaged_checkpoints_in_a_row(tmp_path, caplog):
     saver = checkpoints.Checkpointer(tmp_path, keep=4)
     for step in (10, 20, 30, 40):
@@ -287,58 +273,30 @@ def test_a_newer_format_is_not_set_aside(saved, tmp_path):
     assert (tmp_path / "000002_step_20").exists()
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
-def test_urls_are_refused(url):
-    with pytest.raises(rr.ConfigError, match="expected a path of a mounted file system"):
-        checkpoints.Checkpointer(url)
-    with pytest.raises(rr.ConfigError, match="expected a path of a mounted file system"):
-        run_directory.RunDirectory(url)
-
-
-def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
     before = names(tmp_path)
-    with pytest.raises(rr.CheckpointError, match=r"No space left.*bytes needed, \d+ free") as error:
+    with pytest.raises(rr.CheckpointError, match="step 30 .*No space left.*; free some space"):
         saved.save(30, {"blob": Blob(b"x"), "full": FullDisk()})
-    assert "1001 bytes needed" in one_line(error)
     assert names(tmp_path) == before
     assert saved.latest().step == 20
-
-    def fail(*args, **options):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    # Whatever fails while the error is composed does not hide it.
-    monkeypatch.setattr(pathlib.Path, "rglob", fail)
-    monkeypatch.setattr(shutil, "disk_usage", fail)
-    with pytest.raises(rr.DiskError, match="No space left.*at least 0 bytes needed.; free some"):
-        saved.save(30, {"full": FullDisk()})
-
-
-def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
-    """Neither what was written before the disk was full nor the oldest checkpoint predicts this."""
-    checkpointer = checkpoints.Checkpointer(tmp_path, keep=3)
-    for size in (4000, 5000, 3000):
-        info = checkpointer.save(size, {"blob": Blob(bytes(size))})
-    needed = 3000 + (info.path / "manifest.json").stat().st_size
-    with pytest.raises(rr.CheckpointError, match=f"at least {needed} bytes needed"):
-        checkpointer.save(4, {"full": FullDisk()})
 
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EDQUOT, r" \(at least 0 bytes needed, \d+ free\); free some space"),
-        (errno.EROFS, "; check the disk and its permissions"),
-        (errno.EMFILE, r"; raise the limit on open files \(ulimit -n\)"),
+        (errno.EDQUOT, "free some space"),
+        (errno.EFBIG, r"raise the limit on the size of a file \(ulimit -f\)"),
+        (errno.EROFS, "check the disk and its permissions"),
+        (errno.EMFILE, r"raise the limit on open files \(ulimit -n\)"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number, remedy):
-    """The error asks for more space only if there is too little of it."""
 
     def fail(self, **options):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(pathlib.Path, "mkdir", fail)
-    match = f"{os.strerror(number)}{remedy}; older checkpoints are intact$"
+    match = f"{os.strerror(number)}; {remedy}; older checkpoints are intact$"
     with pytest.raises(rr.DiskError, match=match) as error:
         checkpoints.Checkpointer(tmp_path / "run" / "checkpoints").save(1, {})
     one_line(error)
@@ -360,22 +318,6 @@ def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path
 
     saved.save(30, {"blob": Remover()})
     assert names(tmp_path) == ["000002_step_20", "000003_step_30"]
-
-
-def test_a_limit_on_the_size_of_a_file(saved, tmp_path):
-    variables = parts.TrackablePart(v=tf.Variable(tf.zeros([500_000])))
-    before, limits = names(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
-    try:
-        for part in (variables, Blob(bytes(2_000_000))):
-            with pytest.raises(
-                rr.DiskError, match=r"File too large.*; raise .*\(ulimit -f\)"
-            ) as error:
-                saved.save(30, {"part": part})
-            one_line(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert names(tmp_path) == before
 
 
 def test_a_really_full_disk(tmp_path):
@@ -542,95 +484,23 @@ def test_a_part_that_cannot_be_captured_is_saved_at_once(saved, tmp_path):
     assert saved.latest().step == 30
 
 
-FEATURES = 4
-DATA = np.random.default_rng(0).normal(size=(48, FEATURES)).astype(np.float32)
-
-
-def make_training(name, width=8):
-    """A replicator's learner: its parts, its step, its model and its optimizer."""
-    replicator = rr.make(name)
-    with replicator.scope():
-        model = snt.Sequential([snt.Linear(width), snt.LayerNorm(-1, True, True), snt.Linear(1)])
-        model(tf.zeros([1, FEATURES]))
-        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-2))
-    replicator.build_optimizer(optimizer, model.trainable_variables)
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - x[:, 0]))
-        parameters = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(8)
-        return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
-
-    inputs = replicator.make_inputs(input_fn)
-    step = replicator.replicate(step_fn, inputs, 10)
-    learner = {
-        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
-        "input": parts.InputPart(inputs),
-    }
-    return learner, step, model, optimizer
-
-
 def test_a_save_in_the_background_holds_the_state_at_its_beginning(tmp_path):
-    learner, step, model, optimizer = make_training("single_device")
-    state, gated = {"batches": 10}, Gated(b"gated")
-    held = {**learner, "state": parts.JsonPart(lambda: state, state.update), "gated": gated}
+    x, state, gated = tf.Variable(1.0), {"batches": 10}, Gated(b"gated")
+    held = {"x": parts.TrackablePart(x=x), "state": parts.JsonPart(lambda: state, state.update)}
     checkpointer = checkpoints.Checkpointer(tmp_path)
-    step()
-    want = [v.numpy() for v in model.trainable_variables]
-    checkpointer.begin_save(10, held)
-    step()
-    after = [v.numpy() for v in model.trainable_variables]
+    checkpointer.begin_save(10, {**held, "gated": gated})
+    x.assign(2.0)
     state["batches"] = 20
-    assert checkpointer.is_saving
-    assert checkpointer.latest() is None
+    assert checkpointer.is_saving and checkpointer.latest() is None
     gated.gate.set()
     assert checkpointer.wait() == checkpointer.latest()
     assert not checkpointer.is_saving and checkpointer.wait() is None
-    learner, step, model, optimizer = make_training("single_device")
-    checkpointer.restore({**learner, "state": parts.JsonPart(dict, state.update)})
-    assert (state["batches"], int(optimizer.step.numpy())) == (10, 10)
-    for got, value in zip(model.trainable_variables, want, strict=True):
-        np.testing.assert_array_equal(got.numpy(), value)
-    step()  # Ends with other weights if the input was not restored to its position.
-    for got, value in zip(model.trainable_variables, after, strict=True):
-        np.testing.assert_array_equal(got.numpy(), value)
-    with pytest.raises(rr.ConfigError, match="before the first step"):
-        checkpointer.restore(learner)
+    checkpointer.restore(held)
+    assert (x.numpy(), state) == (1.0, {"batches": 10})
 
 
-KILLED = """
-import pathlib, sys, time
-from rl_replicator import checkpoints
-class Slow:
-    def save(self, folder):
-        (folder / "half").write_bytes(b"x" * 1000)
-        pathlib.Path(sys.argv[2]).touch()
-        time.sleep(60)
-checkpoints.Checkpointer(sys.argv[1]).save(30, {"slow": Slow()})
-"""
-
-
-def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
-    flag = tmp_path_factory.mktemp("flag") / "saving"
-    command = [*forked.python(), "-c", KILLED, str(tmp_path), str(flag)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    try:
-        deadline = time.monotonic() + 120
-        while not flag.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(names(tmp_path)) == 3  # The unfinished one is there, under its temporary name.
+def test_what_a_killed_save_has_left_is_no_checkpoint(saved, tmp_path):
+    (tmp_path / ".saving-000003_step_30" / "slow").mkdir(parents=True)
     assert saved.latest().step == 20
-    blob = Blob()
-    saved.restore({"blob": blob})
-    assert blob.content == b"content of step 20"
-    saved.save(40, {"blob": blob})
+    saved.save(40, {"blob": Blob()})
     assert names(tmp_path) == ["000002_step_20", "000003_step_40"]

@@ -198,6 +198,8 @@ def test_positions(per_replica):
     assert sorted(replicator.gather(step())) == [14, 15]
     assert sorted(replicator.gather(more()).ravel()) == list(range(16, 22))
     assert inputs.position == 11
+    with pytest.raises(rr.ConfigError, match="before the first step"):
+        inputs.go_to(7)
     step.cancel()
     with pytest.raises(rr.StepCancelled):
         while True:
