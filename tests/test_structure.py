@@ -112,7 +112,7 @@ def test_a_class_name_means_one_thing():
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
-@pytest.mark.parametrize("package", BELOW)
+@pytest.mark.parametrize("package", [*BELOW, "rl_replicator.runs.metrics"])
 def test_importing_does_no_work(package):
     code = f"""
 import sys, {package}
