@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import shutil
 import signal
 import time
@@ -24,15 +23,9 @@ from tests.rl_replicator.learners.tiny_learners import (
     Alternating,
     Compared,
     Config,
-    Exploding,
-    Finite,
-    Headstrong,
-    Noisy,
-    NoisyEvaluation,
     Overflowing,
     Regression,
     Stalling,
-    Varying,
     Waiting,
     WaitingForReference,
     X,
@@ -42,15 +35,114 @@ from tests.rl_replicator.learners.tiny_learners import (
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 
 
-def make(kind, path, replicas="single_device", steps_per_call=5, seconds=1000.0, **settings):
+def make(
+    kind,
+    path,
+    replicas="single_device",
+    steps_per_call=5,
+    seconds=1000.0,
+    is_exact=False,
+    **settings,
+):
     replicator = rr.make(replicas)
     learner = kind(replicator, dataclasses.replace(Config(), **settings))
-    return learner, Training(
-        replicator,
-        learner,
-        RunDirectory(path),
-        RunOptions(steps_per_call=steps_per_call, checkpoint_seconds=seconds),
+    options = RunOptions(
+        steps_per_call=steps_per_call, checkpoint_seconds=seconds, deterministic=is_exact
     )
+    return learner, Training(replicator, learner, RunDirectory(path), options)
+
+
+def evaluated(**functions):
+    """A learner with other functions in its evaluation."""
+
+    class Odd(Regression):
+        def evaluation(self):
+            return dataclasses.replace(super().evaluation(), **functions)
+
+    return Odd
+
+
+def measured(metrics):
+    """A learner whose step returns a function of its loss."""
+    step_fn = Regression.step_fn
+    own = {"step_fn": lambda self, batch: metrics(step_fn(self, batch)["loss"])}
+    return type("Odd", (Regression,), own)
+
+
+def fed(batches):
+    """A learner with other data, in batches of its own."""
+
+    def input_fn(self, context):
+        return batches(tf.data.Dataset.from_tensor_slices((X, Y)))
+
+    return type("Odd", (Regression,), {"input_fn": input_fn})
+
+
+def noisy_sums(batch, mask):
+    return {"error": tf.reduce_sum(mask * tf.random.normal([])), "examples": tf.reduce_sum(mask)}
+
+
+SCALARS = "real scalars by name, .*, got "
+NUMBERS = "metrics_fn to return numbers by name.* got "
+DRAWN_ANEW = r"can draw again, found RandomStandardNormal \(.*\); use tf.random.stateless_\*"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Regression, {"best": "accuracy"}, "one of error, examples, got 'accuracy'"),
+        (
+            evaluated(metrics_fn=lambda sums: {"error": sums["eror"]}),
+            {},
+            r"the sums that sums_fn returns \(error, examples\), got 'eror'; correct",
+        ),
+        (evaluated(metrics_fn=lambda sums: None), {}, f"{NUMBERS}None;"),
+        (
+            evaluated(metrics_fn=lambda sums: {"error": "good"}),
+            {},
+            f"{NUMBERS}{{'error': 'good'}};",
+        ),
+        (Regression, {"every": 0}, "whole number of at least 1, got 0; round"),
+        (Regression, {"every": 20.0}, "whole number of at least 1, got 20.0; round"),
+        (
+            measured(lambda loss: {"errors": tf.stack([loss, loss])}),
+            {},
+            rf"{SCALARS}errors: float32 \[2\]; return",
+        ),
+        (
+            measured(lambda loss: {"loss": loss, "aux": {"a": loss}}),
+            {},
+            rf"{SCALARS}loss: float32 \[\], aux: a: float32",
+        ),
+        (measured(lambda loss: {"loss": tf.constant("low")}), {}, rf"{SCALARS}loss: string \[\]"),
+        (measured(lambda loss: {"loss": tf.random.normal([])}), {"is_exact": True}, DRAWN_ANEW),
+        (evaluated(sums_fn=noisy_sums), {"is_exact": True}, DRAWN_ANEW),
+        (
+            fed(lambda data: data.repeat().batch(7, drop_remainder=True)),
+            {"replicas": "multi_device:2"},
+            r"batches of 6 examples \(2 replicas share the global batch\), got 7; batch ",
+        ),
+        (
+            fed(lambda data: data.repeat().batch(7)),
+            {"replicas": "multi_device:2"},
+            "batches of 6 examples .*, got another number; batch the data with",
+        ),
+        (
+            fed(lambda data: data.batch(12)),
+            {"steps": 10, "steps_per_call": 10},
+            "for 10 steps, but it ended after 5; repeat",
+        ),
+        (
+            fed(lambda data: data.take(7).batch(12, drop_remainder=True).repeat()),
+            {},
+            "ended after 0; a whole batch is missing: repeat",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, kind, settings, message):
+    with pytest.raises(errors.ConfigError, match=message) as error:
+        make(kind, tmp_path, **settings)[1].run()
+    assert "\n" not in str(error.value) and Checkpointer(tmp_path / "checkpoints").is_empty
 
 
 def interrupted(kind, *numbers):
@@ -80,9 +172,8 @@ def uninterrupted(tmp_path_factory):
     return learner.w.numpy()
 
 
-@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
-def test_a_whole_run(tmp_path, replicas, uninterrupted):
-    learner, training = make(Regression, tmp_path, replicas, steps_per_call=10)
+def test_a_whole_run(tmp_path, uninterrupted):
+    learner, training = make(Regression, tmp_path, "multi_device:2", steps_per_call=10)
     assert training.run() is None
     assert training.step == 40
     table = read_metrics(tmp_path, "evaluation")
@@ -96,21 +187,15 @@ def test_a_whole_run(tmp_path, replicas, uninterrupted):
     np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("steps_per_call", "replicas", "tolerance"),
-    [(1, "single_device", 0), (4, "multi_device:2", 1e-5)],
-)
-def test_interrupted_and_resumed(tmp_path, steps_per_call, replicas, tolerance, uninterrupted):
-    _, training = make(interrupted(Regression), tmp_path, steps_per_call=steps_per_call)
+def test_interrupted_and_resumed(tmp_path, uninterrupted):
+    _, training = make(interrupted(Regression), tmp_path, steps_per_call=4)
     assert training.run() == signal.SIGINT
     stopped = training.step
     assert 0 < stopped < 40
-    learner, training = make(Regression, tmp_path, replicas)
+    learner, training = make(Regression, tmp_path, "multi_device:2")
     assert training.step == stopped
     assert training.run() is None
-    np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=tolerance)
-    steps = read_metrics(tmp_path, "train")["steps"]
-    assert (np.diff(steps) > 0).all()
+    np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -187,29 +272,13 @@ def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_p
     assert training.measure()["error"] == pytest.approx(table["error"][-1])
 
 
-def test_checkpoints_by_the_clock(tmp_path):
-    _, training = make(Regression, tmp_path, seconds=1e-6)
-    training._saved_at = time.monotonic()
-    training.run()
-    # Besides those after the three evaluations.
-    assert int(Checkpointer(tmp_path / "checkpoints").latest().path.name[:6]) > 3
-
-
-def test_phases_in_their_order(tmp_path):
-    learner, training = make(Alternating, tmp_path, steps=5)
-    assert training.run() is None
-    assert f"{learner.log.numpy():020b}" == "0001" * 5
-    table = read_metrics(tmp_path, "train")
-    assert set(table) == {"steps", "wall_time", "many_loss", "one_log"}
-    assert training.step == 5
-
-
 def test_interrupted_between_phases(tmp_path):
     _, training = make(interrupted(Alternating), tmp_path, steps=8, steps_per_call=1)
     assert training.run() == signal.SIGINT
     learner, training = make(Alternating, tmp_path, steps=8)
     training.run()
-    assert f"{learner.log.numpy():032b}" == "0001" * 8
+    assert f"{learner.log.numpy():032b}" == "0001" * 8 and training.step == 8
+    assert set(read_metrics(tmp_path, "train")) == {"steps", "wall_time", "many_loss", "one_log"}
 
 
 def test_phases_of_a_run_that_is_continued_take_as_many_batches(tmp_path):
@@ -243,60 +312,54 @@ def test_a_kill_between_two_checkpoints_does_not_lose_the_best_one(tmp_path, mon
 class Judged(Regression):
     """The scores of its evaluations are given."""
 
-    name = "score"
     scores = {5: 0.5, 10: 0.9, 15: 0.3, 20: 0.2}
 
     def evaluation(self):
         def metrics_fn(sums):
-            return {self.name: self.scores[int(self.optimizer.step)], "examples": 37.0}
+            return {"score": self.scores[int(self.optimizer.step)]}
 
         return dataclasses.replace(super().evaluation(), metrics_fn=metrics_fn)
 
 
-def test_a_best_checkpoint_is_kept_whose_later_steps_were_lost(tmp_path, monkeypatch):
-    """The run was killed after the best checkpoint was saved, and before the next one was."""
-    make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
-    shutil.rmtree(Checkpointer(tmp_path / "checkpoints").latest().path)
-    monkeypatch.setattr(Judged, "scores", {10: 0.4, 15: 0.5, 20: 0.2})
-    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
-    assert Checkpointer(tmp_path / "best").latest().step == 10
-    assert read_metrics(tmp_path, "evaluation")["score"].tolist() == [0.5, 0.4, 0.5, 0.2]
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A run of 10 steps, whose best checkpoint is its last."""
+    path = tmp_path_factory.mktemp("judged") / "run"
+    make(Judged, path, steps=10, every=5, best="score")[1].run()
+    return path
+
+
+def lose_the_last(run):
+    shutil.rmtree(Checkpointer(run / "checkpoints").latest().path)
+
+
+def damage_the_best(run):
+    (Checkpointer(run / "best").latest().path / "manifest.json").write_text("?")
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "best"),
+    ("fault", "now", "scores", "best"),
     [
-        ("score", "score", 10),
-        ("score", "-score", 20),  # 0.9 at step 10, then 0.3 and 0.2.
-        ("examples", "examples", 20),  # The newest of equal ones.
+        (None, "score", {}, 10),
+        (None, "-score", {}, 20),  # 0.9 at step 10, then 0.3 and 0.2.
+        (None, "score", {15: 0.9}, 15),  # The newest of equal ones.
+        # The run was killed after the best checkpoint was saved, and before the next one was.
+        (lose_the_last, "score", {10: 0.4, 15: 0.5}, 10),
+        (damage_the_best, "score", {}, 15),  # The next evaluation is the best so far.
     ],
 )
-def test_the_best_checkpoint_of_a_continued_run(tmp_path, before, now, best):
-    make(Judged, tmp_path, steps=10, every=5, best=before)[1].run()
-    make(Judged, tmp_path, steps=20, every=5, best=now)[1].run()
-    assert Checkpointer(tmp_path / "best").latest().step == best
-
-
-def test_without_a_best_checkpoint_the_next_evaluation_is_the_best(tmp_path, caplog):
-    make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
-    (Checkpointer(tmp_path / "best").latest().path / "manifest.json").write_text("?")
-    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
-    assert Checkpointer(tmp_path / "best").latest().step == 15
-    assert "counts as the best one so far" in caplog.text
-
-
-def test_wrong_names_are_found_before_the_first_step(tmp_path):
-    class Misspelt(Regression):
-        def evaluation(self):
-            return dataclasses.replace(
-                super().evaluation(), metrics_fn=lambda sums: {"error": sums["eror"]}
-            )
-
-    with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
-        make(Regression, tmp_path, best="accuracy")
-    match = r"the sums that sums_fn returns \(error, examples\), got 'eror'; correct"
-    with pytest.raises(errors.ConfigError, match=match):
-        make(Misspelt, tmp_path)
+def test_the_best_checkpoint_of_a_continued_run(
+    tmp_path, monkeypatch, caplog, judged, fault, now, scores, best
+):
+    run = shutil.copytree(judged, tmp_path / "run")
+    if fault is not None:
+        fault(run)
+    monkeypatch.setattr(Judged, "scores", Judged.scores | scores)
+    make(Judged, run, steps=20, every=5, best=now)[1].run()
+    assert Checkpointer(run / "best").latest().step == best
+    found = read_metrics(run, "evaluation")["score"].tolist()
+    assert found == [*Judged.scores.values()]
+    assert ("counts as the best one so far" in caplog.text) == (fault is damage_the_best)
 
 
 def test_a_mistake_in_the_figures_loses_no_steps(tmp_path):
@@ -316,6 +379,11 @@ def test_a_mistake_in_the_figures_loses_no_steps(tmp_path):
 
 
 def test_a_metric_that_is_not_finite(tmp_path):
+    class Exploding(Regression):
+        def step_fn(self, batch):
+            metrics = super().step_fn(batch)
+            return metrics | {"norm": tf.where(self.optimizer.step >= 24, np.nan, 1.0)}
+
     _, training = make(Exploding, tmp_path)
     with pytest.raises(
         errors.Diverged, match=r"got norm = nan at step 24; .* checkpoint is of step 15"
@@ -345,23 +413,6 @@ def test_skipped_steps_are_reported(tmp_path, caplog):
     assert "skipped 1 steps whose gradients were not finite (2 in all)" in caplog.text
 
 
-def test_data_that_ends(tmp_path):
-    _, training = make(Finite, tmp_path, steps_per_call=10, steps=10)
-    with pytest.raises(errors.ConfigError, match="for 10 steps, but it ended after 5; repeat"):
-        training.run()
-    assert training.step == 5 and Checkpointer(tmp_path / "checkpoints").is_empty
-
-
-def test_data_without_a_whole_batch(tmp_path):
-    class Short(Regression):
-        def input_fn(self, context):
-            data = tf.data.Dataset.from_tensor_slices((X[:7], Y[:7]))
-            return data.batch(12, drop_remainder=True).repeat()
-
-    with pytest.raises(errors.ConfigError, match="ended after 0; a whole batch is missing: repeat"):
-        make(Short, tmp_path)[1].run()
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_has_each_row_once(tmp_path):
     _, training = make(Regression, tmp_path)
     training._train_until(10)
@@ -378,6 +429,8 @@ def test_rows_are_those_of_an_uninterrupted_run(tmp_path):
     """Also if a call is interrupted between its steps."""
     _, training = make(Regression, tmp_path / "whole", seconds=1e-6)
     training.run()
+    saved = Checkpointer(tmp_path / "whole" / "checkpoints").latest().path.name
+    assert int(saved[:6]) > 3  # By the clock, besides those after the three evaluations.
     learner, training = make(Stalling, tmp_path / "parts", steps_per_call=3)
     assert training.run() == signal.SIGINT
     learner.goes_on.set()
@@ -387,18 +440,6 @@ def test_rows_are_those_of_an_uninterrupted_run(tmp_path):
     assert whole.pop("wall_time").size == parts.pop("wall_time").size == 40
     for name, column in whole.items():
         np.testing.assert_array_equal(parts[name], column, name)
-
-
-@pytest.mark.parametrize("kind", [Noisy, NoisyEvaluation])
-def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind):
-    replicator = rr.make("single_device")
-    settings = RunOptions(steps_per_call=10, deterministic=True)
-    match = (
-        "expected steps and evaluations whose random numbers a resumed run can draw again, found "
-        r"RandomStandardNormal \(.*\); use tf.random.stateless_\*"
-    )
-    with pytest.raises(errors.ConfigError, match=match):
-        Training(replicator, kind(replicator, Config()), RunDirectory(tmp_path), settings)
 
 
 def test_an_error_of_the_listener_loses_nothing(tmp_path):
@@ -449,40 +490,16 @@ def test_a_variable_that_is_not_in_the_checkpoints(tmp_path, replicas, forgets):
         make(Two, tmp_path, replicas)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (Headstrong, r"batches of 6 examples \(2 replicas share the global batch\), got 7; batch "),
-        (Varying, r"batches of 6 examples .*, got another number; batch the data with"),
-    ],
-)
-def test_an_input_fn_that_ignores_the_batch_size(tmp_path, kind, message):
-    with pytest.raises(errors.ConfigError, match=message) as error:
-        make(kind, tmp_path, "multi_device:2")[1].run()
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("nest", [lambda x: (x,), lambda x: {"x": x}])
-def test_batches_of_unknown_size_keep_their_structure(tmp_path, nest):
+def test_batches_of_unknown_size_keep_their_structure(tmp_path):
     class Nested(Regression):
         def input_fn(self, context):
-            return super().input_fn(context).map(lambda x, y: nest(x))
+            return super().input_fn(context).map(lambda x, y: {"x": x})
 
         def step_fn(self, batch):
-            (x,) = tf.nest.flatten(batch)
-            assert tf.nest.map_structure(lambda one: one.shape, batch) == nest(
-                tf.TensorShape([12, 3])
-            )
-            return super().step_fn((x, x[:, 0]))
+            assert batch["x"].shape == [12, 3]
+            return super().step_fn((batch["x"], batch["x"][:, 0]))
 
     assert make(Nested, tmp_path, steps=1)[1].run() is None
-
-
-@pytest.mark.parametrize("every", [0, 20.0])
-def test_an_evaluation_after_no_whole_number_of_steps_is_refused(every):
-    learner = Regression(rr.make("single_device"), Config(every=every))
-    with pytest.raises(errors.ConfigError, match=f"whole number of at least 1, got {every}; round"):
-        learner.evaluation()
 
 
 def test_a_reference_is_computed_once(tmp_path):
@@ -523,31 +540,3 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypa
     assert training.run() is None
     np.testing.assert_array_equal(read_metrics(tmp_path, "evaluation")["steps"], [15, 30, 40])
     np.testing.assert_array_equal(learner.w.numpy(), uninterrupted)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "got"),
-    [
-        (lambda loss: {"errors": tf.stack([loss, loss])}, r"errors: float32 \[2\]; return"),
-        (lambda loss: {"loss": loss, "aux": {"a": loss}}, r"loss: float32 \[\], aux: a: float32"),
-        (lambda loss: {"loss": tf.constant("low")}, r"loss: string \[\]"),
-    ],
-    ids=["vector", "nested", "string"],
-)
-def test_metrics_that_are_no_numbers(tmp_path, monkeypatch, metrics, got):
-    step_fn = Regression.step_fn
-    changed = lambda self, batch: metrics(step_fn(self, batch)["loss"])  # noqa: E731
-    monkeypatch.setattr(Regression, "step_fn", changed)
-    with pytest.raises(errors.ConfigError, match=f"real scalars by name, .*, got {got}"):
-        make(Regression, tmp_path)
-
-
-@pytest.mark.parametrize("found", [None, {"error": "good"}])
-def test_figures_that_are_no_numbers(tmp_path, found):
-    class Odd(Regression):
-        def evaluation(self):
-            return dataclasses.replace(super().evaluation(), metrics_fn=lambda sums: found)
-
-    match = f"metrics_fn to return numbers by name.* got {re.escape(repr(found))};"
-    with pytest.raises(errors.ConfigError, match=match):
-        make(Odd, tmp_path)

@@ -99,22 +99,6 @@ class Alternating(Regression):
         return None
 
 
-class Finite(Regression):
-    """Forgets to repeat its data."""
-
-    def input_fn(self, context):
-        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(context.per_replica_batch_size(12))
-
-
-class Exploding(Regression):
-    """Its `norm` is NaN from the 24th step on."""
-
-    def step_fn(self, batch):
-        metrics = super().step_fn(batch)
-        late = self.optimizer.step >= 24
-        return metrics | {"norm": tf.where(late, np.nan, 1.0), "loss": metrics["loss"]}
-
-
 class Overflowing(Regression):
     """Its gradient is infinite in two steps, which the optimizer skips."""
 
@@ -136,43 +120,6 @@ class Overflowing(Regression):
 
     def trackables(self):
         return super().trackables() | {"calls": self.calls}
-
-
-class Noisy(Regression):
-    """Adds noise of `tf.random` to its examples."""
-
-    def step_fn(self, batch):
-        x, y = batch
-        return super().step_fn((x + tf.random.normal([3]), y))
-
-
-class NoisyEvaluation(Regression):
-    """Adds noise of `tf.random` to the examples of its evaluation."""
-
-    def evaluation(self):
-        evaluation = super().evaluation()
-
-        def sums_fn(batch, mask):
-            x, y = batch
-            return evaluation.sums_fn((x + tf.random.normal([3]), y), mask)
-
-        return dataclasses.replace(evaluation, sums_fn=sums_fn)
-
-
-class Headstrong(Regression):
-    """Ignores the batch size of its context."""
-
-    drop_remainder = True
-
-    def input_fn(self, context):
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
-        return data.batch(7, drop_remainder=self.drop_remainder)
-
-
-class Varying(Headstrong):
-    """Its batch size is not known before training."""
-
-    drop_remainder = False
 
 
 class Stalling(Regression):
