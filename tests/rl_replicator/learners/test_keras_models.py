@@ -115,9 +115,9 @@ def make_step(model_fn, data_fn, replicas="single_device"):
 SUM = Config(reduction="sum", is_weighted=True, evaluation_examples=36)
 
 
-@pytest.mark.parametrize("config", [Config(), SUM], ids=["means", "weighted sums"])
-def test_it_takes_the_steps_of_fit(config):
+def test_it_takes_the_steps_of_fit():
     """The last evaluation batch, of 4 examples, is padded and divided."""
+    config = Config(is_weighted=True)
     model, losses, figures = fit(config)
     check_equal(train("multi_device:2", config), model, losses, figures)
     assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
@@ -149,7 +149,7 @@ def two_outputs(config: Config) -> tf.keras.Model:
 def outputs_by_name(config: Config) -> tf.keras.Model:
     model = two_outputs(config)
     model = tf.keras.Model(model.input, dict(zip(model.output_names, model.outputs, strict=True)))
-    model.compile("sgd", {"area": "mae"}, metrics={"area": ["mse"]})
+    model.compile("sgd", {"area": branching_loss}, metrics={"area": ["mse"]})
     return model
 
 
@@ -448,30 +448,14 @@ def own_step(config: Config) -> tf.keras.Model:
     return model
 
 
-def branching(config: Config) -> tf.keras.Model:
-    tf.keras.utils.set_random_seed(1)
-    model = tf.keras.Sequential([Branching(), tf.keras.layers.Dense(2)])
-    model.compile("adam", branching_loss)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model_fn", "replicas"),
-    [
-        (own_step, "multi_device:2"),
-        (summing_step, "multi_device:2"),
-        (branching, "single_device"),
-    ],
-)
-def test_a_model_has_its_own_step(model_fn, replicas):
+@pytest.mark.parametrize("model_fn", [own_step, summing_step])
+def test_a_model_has_its_own_step(model_fn):
+    """The figure is a mean that batches of one size weigh equally."""
+    config = Config(evaluation_examples=36)
     make = learners.from_keras(model_fn, data_fn, evaluation_data_fn)
-    if model_fn is not branching:  # The figure is a mean that batches of one size weigh equally.
-        make = learners.from_keras(model_fn, data_fn, lambda config: data_fn(config).take(36))
-    trained = train(replicas, Config(evaluation_examples=36), make)
-    model, losses, figures = fit(Config(evaluation_examples=36), model_fn)
-    if "regularisation" in figures:  # Keras returns that of the last batch.
-        figures["regularisation"] = 0.5 + float(Y[:36].mean())
-    check_equal(trained, model, losses, figures)
+    model, losses, figures = fit(config, model_fn)
+    figures["regularisation"] = 0.5 + float(Y[:36].mean())  # Keras returns that of the last batch.
+    check_equal(train("multi_device:2", config, make), model, losses, figures)
 
 
 def test_what_a_test_step_computes_itself_may_have_the_name_of_a_metric():
@@ -641,11 +625,16 @@ def test_figures_have_the_same_names_in_every_run_of_a_process():
     def ones(config):
         return tf.data.Dataset.from_tensor_slices((X, np.ones([len(X), 2], np.float32)))
 
+    def compiled(best):
+        replicator = rr.make("single_device")
+        make = learners.from_keras(model_fn, ones, ones, best)
+        evaluation = make(replicator, Config()).evaluation()
+        replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
+
     for best in ("auc", "-recall"):
-        train("single_device", Config(), learners.from_keras(model_fn, ones, ones, best))
-    make = learners.from_keras(model_fn, ones, ones, "acc")
+        compiled(best)
     with pytest.raises(rr.ConfigError, match="best of the .* one of loss, auc, recall, got 'acc';"):
-        train("single_device", Config(), make)
+        compiled("acc")
 
 
 def left_and_right():
@@ -743,15 +732,13 @@ def test_several_outputs_are_exported_by_name(tmp_path):
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
-    """Continued with other replicas, and exported."""
+    """On replicas, and exported."""
     rr.split_cpu(2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     name = "keras_learner:make_learner"
-    words = [name, "--evaluate-every", "10", "--units", "8"]
-    assert main.main(["train", *words, "--steps", "10", "--run-dir", "run"]) == 0
-    more = ["--replicas", "2", "--run-dir", "run"]
-    assert main.main(["train", *words, "--steps", "20", *more]) == 0
+    words = [name, "--evaluate-every", "10", "--units", "8", "--replicas", "2"]
+    assert main.main(["train", *words, "--steps", "20", "--run-dir", "run"]) == 0
     figures = read_metrics(tmp_path / "run", "evaluation")
     assert figures["steps"].tolist() == [10, 20]
     assert main.main(["export", "run", "--format", "savedmodel", "--out", "model"]) == 0
