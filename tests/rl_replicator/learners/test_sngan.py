@@ -61,40 +61,6 @@ def copies(learner):
     }
 
 
-def test_every_weight_of_the_discriminator_is_normalised():
-    """Only a training pass takes an iteration; `test_sngan_reference.py` has the numbers."""
-    discriminator = networks.Discriminator(networks.layout(28), width=2)
-    images, classes = tf.zeros([1, 28, 28, 1]), tf.one_hot([0], 10)
-    discriminator(images, classes, is_training=False)
-    weights = [v for v in discriminator.trainable_variables if v.shape.rank > 1]
-    vectors = [v for v in discriminator.variables if not v.trainable]
-    assert sorted(v.shape[-1] for v in weights) == sorted(v.shape[0] for v in vectors)
-    before = [v.numpy() for v in vectors]
-    discriminator(images, classes, is_training=False)
-    for old, new in zip(before, vectors, strict=True):
-        np.testing.assert_array_equal(new, old)
-    discriminator(images, classes, is_training=True)
-    pairs = zip(before, vectors, strict=True)
-    assert not any(np.array_equal(old, new) for old, new in pairs if len(old) > 1)
-
-
-def test_conditional_norm():
-    norm = networks.ConditionalNorm(2)
-    x = tf.constant(np.random.default_rng(0).normal(size=[4, 3, 3, 2]))
-    labels = [0, 1, 1, 2]
-    classes = tf.one_hot(labels, 3, dtype=tf.float64)
-    norm(x, classes, is_training=False)
-    scale, offset = np.array([[1, 2], [3, 4], [5, 6.0]]), np.array([[0, 1], [2, 3], [4, 5.0]])
-    by_name = {v.name.split("/")[-2]: v for v in norm.trainable_variables}
-    by_name["scale"].assign(scale)
-    by_name["offset"].assign(offset)
-    y = norm(x, classes, is_training=True).numpy()
-    mean, variance = x.numpy().mean((0, 1, 2)), x.numpy().var((0, 1, 2))
-    plain = (x.numpy() - mean) / np.sqrt(variance + 1e-5)
-    want = scale[labels][:, None, None] * plain + offset[labels][:, None, None]
-    np.testing.assert_allclose(y, want, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("size", "side", "generator", "discriminator", "halvings"),
     [
@@ -115,15 +81,6 @@ def test_layouts(size, side, generator, discriminator, halvings):
         image = networks.Generator(layout, 2, 3)(noise, classes, is_training=False)
         assert image.shape == [1, size, size, 3]
         assert networks.Discriminator(layout, 2)(image, classes, is_training=False).shape == [1]
-
-
-def test_doubled_and_halved():
-    x = tf.constant([[[[1.0], [2.0]], [[3.0], [4.0]]]])
-    doubled = networks.double(x)
-    np.testing.assert_array_equal(
-        doubled[0, :, :, 0], [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]
-    )
-    np.testing.assert_array_equal(networks.halve(doubled), x)
 
 
 def test_the_hinge_loss():

@@ -43,14 +43,6 @@ def test_frechet_distance_is_scipys(count, num_features):
     np.testing.assert_allclose(metrics.frechet_distance(a, b), want, rtol=rtol)
 
 
-def test_frechet_distance_by_hand():
-    a = (np.array([1.0, 2.0]), np.diag([4.0, 9.0]))
-    b = (np.array([3.0, 2.0]), np.diag([1.0, 16.0]))
-    np.testing.assert_allclose(metrics.frechet_distance(a, b), 4 + (2 - 1) ** 2 + (3 - 4) ** 2)
-    constant = (np.zeros(2), np.zeros([2, 2]))
-    np.testing.assert_allclose(metrics.frechet_distance(a, constant), 5 + 4 + 9)
-
-
 def test_statistics_of_sums():
     rng = np.random.default_rng(0)
     x = (rng.normal(size=[103, 8]) + 100).astype(np.float32)
