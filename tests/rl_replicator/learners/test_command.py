@@ -155,15 +155,6 @@ def test_only_the_annotation_of_the_config_must_exist(tmp_path, monkeypatch):
         command.of_module("annotated_learner:unknown")
 
 
-def test_options_are_those_of_the_config(importable, capsys):
-    mine = command.of_module(NAME)
-    chosen = mine.parse(["--layers", "8", "9", "--replicas", "2"], {})
-    assert chosen.config.layers == (8, 9) and chosen.replicas == "2" and chosen.config.seed == 1
-    with pytest.raises(SystemExit):
-        mine.parse(["--lerning-rate", "1"], {})
-    assert "--lerning-rate" in capsys.readouterr().err
-
-
 def test_configs_that_are_no_options():
     @dataclasses.dataclass(frozen=True)
     class Taken:
@@ -178,7 +169,7 @@ def test_configs_that_are_no_options():
         (Needed, "a default for every field of Needed, got none for 'depth'"),
     ):
         with pytest.raises(UsageError, match=match):
-            command.LearnerCommand("mine", kind, lambda replicator, config: None).options_from({})
+            mine(print, kind).options_from({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +187,14 @@ class Machine(tiny_learners.Config):
 MACHINE = "bfloat16"
 
 
+def mine(make_learner, config_type=tiny_learners.Config):
+    return command.LearnerCommand("mine", config_type, make_learner)
+
+
+def options(run_dir=None, **settings):
+    return RunOptions(config=tiny_learners.Config(**settings), run_dir=run_dir)
+
+
 def files(run):
     return {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
 
@@ -207,10 +206,10 @@ def test_a_run_goes_on_as_it_began(tmp_path, monkeypatch, capsys):
         made.append(config.precision)
         return tiny_learners.Regression(replicator, config)
 
-    mine = command.LearnerCommand("mine", Machine, make_learner)
+    machine = mine(make_learner, Machine)
 
     def train(**settings):
-        return mine.train(RunOptions(config=Machine(**settings), run_dir=tmp_path / "run"))
+        return machine.train(RunOptions(config=Machine(**settings), run_dir=tmp_path / "run"))
 
     assert train(steps=20) == 0
     line = 'with the lowest error (best="-error"; "error" keeps the highest)'
@@ -233,18 +232,16 @@ def test_a_run_goes_on_as_it_began(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "run").rename(tmp_path / "runs" / "mine" / "mine-1")
-    assert mine.train(RunOptions(config=Machine(steps=30), resume=True)) == 0
+    assert machine.train(RunOptions(config=Machine(steps=30), resume=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
 
 
-class Unevaluated(tiny_learners.Regression):
-    def evaluation(self):
-        return None
-
-
 def test_a_run_without_evaluation_ends_with_its_last_metrics(tmp_path, capsys):
-    mine = command.LearnerCommand("mine", tiny_learners.Config, Unevaluated)
-    mine.train(RunOptions(config=tiny_learners.Config(steps=4), run_dir=tmp_path))
+    class Unevaluated(tiny_learners.Regression):
+        def evaluation(self):
+            return None
+
+    mine(Unevaluated).train(options(tmp_path, steps=4))
     loss = read_metrics(tmp_path, "train")["loss"][-1]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"loss {loss:.4f}, first ") and "after 4 steps" in last
@@ -306,7 +303,7 @@ def test_a_run_goes_on_from_another_folder_and_with_moved_data(tmp_path, monkeyp
     assert main.main(["eval", without, "--data-dir", "again"]) == 2
 
 
-def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch, capsys):
     class Failing(tiny_learners.Regression):
         def step_fn(self, batch):
             raise ValueError("shapes")
@@ -316,11 +313,14 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
             raise UsageError("refused")
 
     monkeypatch.chdir(tmp_path)
-    for learner, error in ((Refused, "refused"), (Failing, "shapes")):
-        mine = command.LearnerCommand("mine", tiny_learners.Config, learner)
+    for learner, settings, error in (
+        (Refused, {}, "refused"),
+        (Failing, {}, "shapes"),
+        (tiny_learners.Regression, {"best": "-loss"}, "one of error, examples, got '-loss'"),
+    ):
         with pytest.raises(Exception, match=error):
-            mine.train(RunOptions(config=tiny_learners.Config()))
-        assert not any(tmp_path.iterdir())
+            mine(learner).train(options(**settings))
+        assert not any(tmp_path.iterdir()) and "best/ keeps" not in capsys.readouterr().out
 
     class Late(Refused):
         def input_fn(self, context):
@@ -329,9 +329,8 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
             writer.close()
             super().input_fn(context)
 
-    late = command.LearnerCommand("late", tiny_learners.Config, Late)
     with pytest.raises(UsageError, match="refused"):
-        late.train(RunOptions(config=tiny_learners.Config(), run_dir=tmp_path / "late"))
+        mine(Late).train(options(tmp_path / "late"))
     assert read_metrics(tmp_path / "late", "train")["loss"] == [1.0]  # What was trained stays.
     (tmp_path / "empty").mkdir()
 
@@ -339,18 +338,9 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
         def input_fn(self, context):
             return super().input_fn(context).take(0)
 
-    ending = command.LearnerCommand("ending", tiny_learners.Config, Ending)
     with pytest.raises(UsageError, match="it ended after 0"):
-        ending.train(RunOptions(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
+        mine(Ending).train(options(tmp_path / "empty"))
     assert [*(tmp_path / "empty").iterdir()] == []  # The folder is the user's.
-
-
-def test_a_best_figure_that_does_not_exist_is_not_announced(tmp_path, capsys):
-    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
-    config = tiny_learners.Config(best="-loss")
-    with pytest.raises(UsageError, match="one of error, examples, got '-loss'"):
-        mine.train(RunOptions(config=config, run_dir=tmp_path / "run"))
-    assert "best/ keeps" not in capsys.readouterr().out
 
 
 def test_options_that_are_refused_do_not_stay_in_the_run(tmp_path):
@@ -360,16 +350,10 @@ def test_options_that_are_refused_do_not_stay_in_the_run(tmp_path):
                 raise UsageError("refused")
             return super().input_fn(context)
 
-    mine = command.LearnerCommand("mine", tiny_learners.Config, Refusing)
-
-    def train(steps):
-        config = tiny_learners.Config(steps=steps)
-        return mine.train(RunOptions(config=config, run_dir=tmp_path / "run"))
-
-    assert train(2) == 0
+    assert mine(Refusing).train(options(tmp_path / "run", steps=2)) == 0
     before = files(tmp_path / "run")
     with pytest.raises(UsageError, match="refused"):
-        train(4)
+        mine(Refusing).train(options(tmp_path / "run", steps=4))
     assert files(tmp_path / "run") == before
 
 
@@ -381,19 +365,14 @@ def test_trackers_are_told_that_a_run_has_failed(tmp_path, monkeypatch):
         def evaluated(self, figures):
             raise ValueError("not good enough")
 
-    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
-    settings = {"config": tiny_learners.Config(), "run_dir": tmp_path / "run", "track": ["mlflow"]}
+    asked = dataclasses.replace(options(tmp_path / "run"), track=["mlflow"])
     with pytest.raises(ValueError, match="not good enough"):
-        mine.train(RunOptions(**settings), Failing())
+        mine(tiny_learners.Regression).train(asked, Failing())
     (status,) = (tmp_path / "run" / "mlflow").glob("*/*/meta.yaml")
     assert "\nstatus: 4\n" in status.read_text()  # FAILED.
 
 
-def no_learner(replicator, config):
-    return None
-
-
-@pytest.mark.parametrize("steps", [0, 60.0, None])
+@pytest.mark.parametrize("steps", [60.0, None])
 def test_what_makes_no_learner_of_whole_steps_is_refused(tmp_path, monkeypatch, steps):
     def make_learner(replicator, config):
         learner = tiny_learners.Regression(replicator, config)
@@ -405,9 +384,8 @@ def test_what_makes_no_learner_of_whole_steps_is_refused(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     for make, expected in (
         (make_learner, f"num_steps of Regression to be a whole number .*, got {steps}; set it"),
-        (no_learner, "expected mine to return .*Learner, got NoneType"),
+        (lambda replicator, config: None, "expected mine to return .*Learner, got NoneType"),
     ):
-        mine = command.LearnerCommand("mine", tiny_learners.Config, make)
         with pytest.raises(UsageError, match=expected):
-            mine.train(RunOptions(config=tiny_learners.Config()))
+            mine(make).train(options())
     assert not any(tmp_path.iterdir())
