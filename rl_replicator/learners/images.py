@@ -5,7 +5,6 @@ of the seed and of an example's position in the run, so a resumed run sees the s
 uninterrupted one.
 """
 
-import abc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ Augment = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Window = Callable[[tf.Tensor, int, tf.Tensor], tf.Tensor]
 
 
-class Images(abc.ABC):
-    """Training and evaluation data.
+class MemoryImages:
+    """Images in memory. The global batches are the same for any number of replicas.
 
     Attributes:
       num_train: number of training examples.
@@ -41,41 +40,6 @@ class Images(abc.ABC):
       deviation: standard deviation of each channel, [C] float32, on the same scale.
       image_shape: height, width, channels.
     """
-
-    num_train: int
-    num_classes: int
-    mean: np.ndarray
-    deviation: np.ndarray
-    image_shape: tuple[int, ...]
-
-    @abc.abstractmethod
-    def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:
-        """Returns this input pipeline's endless training batches.
-
-        Args:
-          context: the pipeline.
-          global_batch_size: number of examples in a batch, over all replicas.
-          start: number of global batches to skip.
-
-        Returns:
-          A dataset of (images, labels) with the per-replica batch size.
-        """
-
-    @abc.abstractmethod
-    def evaluate(self, context: InputContext, global_batch_size: int) -> tf.data.Dataset:
-        """Returns this input pipeline's shard of the evaluation data, each example once.
-
-        Args:
-          context: the pipeline.
-          global_batch_size: number of examples in a batch, over all replicas.
-
-        Returns:
-          A finite dataset of (images, labels) with at most the per-replica batch size.
-        """
-
-
-class MemoryImages(Images):
-    """Images in memory. The global batches are the same for any number of replicas."""
 
     num_classes = 10
 
@@ -101,6 +65,16 @@ class MemoryImages(Images):
         self.deviation = images.std(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)
 
     def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:
+        """Returns this input pipeline's endless training batches.
+
+        Args:
+          context: the pipeline.
+          global_batch_size: number of examples in a batch, over all replicas.
+          start: number of global batches to skip.
+
+        Returns:
+          A dataset of (images, labels) with the per-replica batch size.
+        """
         size = context.per_replica_batch_size(global_batch_size)
         epoch, rest = divmod(start * global_batch_size, self.num_train)
         order = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(self._epoch)
@@ -113,6 +87,15 @@ class MemoryImages(Images):
         return batches.map(load, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
     def evaluate(self, context: InputContext, global_batch_size: int) -> tf.data.Dataset:
+        """Returns this input pipeline's shard of the evaluation data, each example once.
+
+        Args:
+          context: the pipeline.
+          global_batch_size: number of examples in a batch, over all replicas.
+
+        Returns:
+          A finite dataset of (images, labels) with at most the per-replica batch size.
+        """
         data = tf.data.Dataset.from_tensor_slices(self._test)
         size = context.per_replica_batch_size(global_batch_size)
         return context.shard(data.batch(size)).prefetch(tf.data.AUTOTUNE)
@@ -125,8 +108,10 @@ class MemoryImages(Images):
         return tf.data.Dataset.from_tensor_slices((order, numbers))
 
 
-class RecordImages(Images):
+class RecordImages:
     """Images in TFRecord files, with flips. Each pipeline reads its own files.
+
+    It has the attributes and methods of `MemoryImages`.
 
     The global batches depend on the number of input pipelines, because each shuffles its own files.
     """
@@ -154,6 +139,7 @@ class RecordImages(Images):
         self.image_shape = (size, size, 3)
 
     def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:
+        """See `MemoryImages`."""
         if len(self._records.files) < context.num_input_pipelines:
             raise errors.ConfigError(
                 f"expected at least {context.num_input_pipelines} training files, one for each "
@@ -172,6 +158,7 @@ class RecordImages(Images):
         return decoded.batch(size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
     def evaluate(self, context: InputContext, global_batch_size: int) -> tf.data.Dataset:
+        """See `MemoryImages`."""
         records = image_files.find(self._folder, "validation")
         no_seed = tf.zeros([2], tf.int64)
 
@@ -213,7 +200,7 @@ def _read(files: tf.data.Dataset) -> tf.data.Dataset:
     )
 
 
-def load(config: Any, augment: Augment, window: Window) -> Images:
+def load(config: Any, augment: Augment, window: Window) -> MemoryImages | RecordImages:
     """Opens the data set that a resolved config names.
 
     Args:
