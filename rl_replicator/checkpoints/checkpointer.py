@@ -80,6 +80,9 @@ class Checkpointer:
     """Saves to and restores from a directory. Only one process at a time may save.
 
     As a context manager, it waits at the end for a background save.
+
+    Attributes:
+      write_seconds: seconds that its last complete save took to write; 0 before the first.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
@@ -96,7 +99,7 @@ class Checkpointer:
         self._directory = pathlib.Path(directory)
         self._keep = errors.check_count("keep", keep, "use 2")
         self._writing: futures.Future[CheckpointInfo] | None = None
-        self._write_seconds = 0.0
+        self.write_seconds = 0.0
 
     def __enter__(self) -> "Checkpointer":
         """Returns this object."""
@@ -169,11 +172,6 @@ class Checkpointer:
         """Whether a save is running in the background."""
         return self._writing is not None and not self._writing.done()
 
-    @property
-    def write_seconds(self) -> float:
-        """Seconds that the last complete save of this object took to write; 0 before the first."""
-        return self._write_seconds
-
     def wait(self) -> CheckpointInfo | None:
         """Waits for the save in the background, if one was begun since the last call.
 
@@ -239,7 +237,7 @@ class Checkpointer:
             return manifest.read(final)[0]
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
-        self._write_seconds = time.monotonic() - started
+        self.write_seconds = time.monotonic() - started
         return manifest.read(final)[0]
 
     @property
@@ -271,9 +269,18 @@ class Checkpointer:
           OSError: if one cannot be renamed.
         """
         info, damaged = self._find_intact(())
-        if info is not None:
-            for path, damage in damaged:
-                self._rename_damaged(path, damage, info)
+        for path, damage in damaged:
+            assert info is not None
+            target = path.with_name(_DAMAGED + path.name)
+            shutil.rmtree(target, ignore_errors=True)  # The name may have been used before.
+            path.rename(target)
+            _LOG.warning(
+                "checkpoint of step %s is damaged (%s): using step %d, kept the damaged one as %s",
+                path.name.rpartition("_")[2],
+                damage.finding,
+                info.step,
+                target,
+            )
         return info
 
     def newest_intact(self, *parts: str) -> CheckpointInfo | None:
@@ -319,20 +326,6 @@ class Checkpointer:
         raise errors.CheckpointError(
             f"expected an intact checkpoint in {self._directory}, found {len(damaged)} damaged "
             f"({damaged[0][1].finding}); restore that folder from a backup, or start a new run"
-        )
-
-    def _rename_damaged(
-        self, path: pathlib.Path, error: manifest.DamageError, instead: CheckpointInfo
-    ) -> None:
-        target = path.with_name(_DAMAGED + path.name)
-        shutil.rmtree(target, ignore_errors=True)  # The name may have been used before.
-        path.rename(target)
-        _LOG.warning(
-            "checkpoint of step %s is damaged (%s): using step %d, kept the damaged one as %s",
-            path.name.rpartition("_")[2],
-            error.finding,
-            instead.step,
-            target,
         )
 
     def restore(
