@@ -93,9 +93,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(tmp_path, caplog):
     assert "--track failing: left out from now on: no route to host" in caplog.text
 
 
-def test_names_and_packages_are_checked_before_a_run(monkeypatch):
-    with pytest.raises(UsageError, match=r"--track: expected one of mlflow, wandb, .*mean wandb"):
-        trackers.check(["wandbb"])
+def test_packages_are_checked_before_a_run(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"expected the package mlflow, .*rl-replicator\[mlflow\]"):
         trackers.check(["mlflow"])
