@@ -35,8 +35,6 @@ class HillOptions:
     `place_is_there`."""
     kind: str = "high"
     """high or low: whether the figure is the height or the distance; blind: none."""
-    is_steep: bool = False
-    """Doubles the height."""
     seed: int = 1
     """Added to the height."""
     shape: Shape = Shape()
@@ -73,7 +71,7 @@ class Hill(OwnTrainable):
             done = len(read_metrics(run.path, "evaluation").get("steps", ()))
             with (options.run_dir / "started.txt").open("a") as file:
                 file.write(f"{done} {os.getppid()}\n")
-            height = options.shape.height * (1 + options.is_steep) + options.seed
+            height = options.shape.height + options.seed
             figure = height - abs(options.place - 0.25) if is_high else abs(options.place - 0.25)
             writer = MetricWriter(run.path, "steps")
             if options.end == "die":
