@@ -4,7 +4,6 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import trackers
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.waiting import wait_until
 
 
 def make_run(path, *names, **options):
@@ -99,32 +99,23 @@ def test_packages_are_checked_before_a_run(monkeypatch):
         trackers.check(["mlflow"])
 
 
-def _complete_records(run_dir):
-    import wandb
-
-    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    # Its service, a process, may hold records for long after `finish` has returned. This ends it.
-    wandb.teardown()
-    deadline = time.monotonic() + 60
-    while True:
-        records = _wandb_records(file)
-        kinds = [record.WhichOneof("record_type") for record in records]
-        if "exit" in kinds:
-            return records
-        assert time.monotonic() < deadline, kinds
-        time.sleep(0.1)
-
-
-def _wandb_records(file):
+def records_of(run_dir):
+    """The records of a run, once its service has written them all."""
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal import datastore
 
-    store, records = datastore.DataStore(), []
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        records.append(wandb_internal_pb2.Record())
-        records[-1].ParseFromString(data)
-    return records
+    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+
+    def read():
+        store, records = datastore.DataStore(), []
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            records.append(wandb_internal_pb2.Record())
+            records[-1].ParseFromString(data)
+        return records
+
+    wait_until(lambda: any(one.WhichOneof("record_type") == "exit" for one in read()), 60)
+    return read()
 
 
 def complete(run_dir):
@@ -141,22 +132,30 @@ def complete(run_dir):
     return run
 
 
-@pytest.fixture
-def wandb_run(tmp_path, monkeypatch):
+def test_weights_and_biases_gets_rows_films_plots_the_newest_checkpoint_and_failures(
+    tmp_path, monkeypatch
+):
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "110")  # It starts a process.
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Stages artifacts there.
     monkeypatch.chdir(run_dir := make_run(tmp_path / "run", "wandb"))
-    return run_dir
-
-
-def test_weights_and_biases_gets_rows_films_plots_and_the_newest_checkpoint(wandb_run):
     writer = MetricWriter(Path(), "environment_steps")
     for step in (10, 20):
         writer.write("actor", step, {"return": step / 4})
     complete(Path())  # The writer stays open, as in a node of the process.
-    records = _complete_records(wandb_run)
+    failed = make_run(tmp_path / "failed", "wandb")
+    MetricWriter(failed, "environment_steps").write("actor", 10, {"return": 2.5})
+    first = (failed / "wandb-run").read_text()
+    trackers.fail(RunDirectory(failed))
+    assert (failed / "wandb-run").read_text() == first  # By which it is continued.
+    # Its service, a process, may hold records for long after `finish` has returned. This ends it.
+    wandb.teardown()
+    (ending,) = (r.exit for r in records_of(failed) if r.WhichOneof("record_type") == "exit")
+    assert ending.exit_code == 1
+    records = records_of(run_dir)
     found, config = [], []
     for record in records:
         if record.WhichOneof("record_type") == "history":
@@ -174,18 +173,6 @@ def test_weights_and_biases_gets_rows_films_plots_and_the_newest_checkpoint(wand
     assert {*files} == {"evaluation.mp4", "evaluation.png", "checkpoint/learner/state.json"}
     assert Path(files["checkpoint/learner/state.json"].local_path).read_text() == "2"
     assert any("video-file" in value for row in found for value in row.values())
-
-
-def test_weights_and_biases_is_told_that_a_run_has_failed(wandb_run):
-    writer = MetricWriter(wandb_run, "environment_steps")
-    writer.write("actor", 10, {"return": 2.5})
-    first = (wandb_run / "wandb-run").read_text()
-    trackers.fail(RunDirectory(wandb_run))
-    (ending,) = (
-        r.exit for r in _complete_records(wandb_run) if r.WhichOneof("record_type") == "exit"
-    )
-    assert ending.exit_code == 1
-    assert (wandb_run / "wandb-run").read_text() == first  # By which it is continued.
 
 
 def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, caplog):
