@@ -87,6 +87,7 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
     from agents.policies.playing import Player
     from agents.policies.policy import load_policy
 
+    policy: Any
     if not RunDirectory(path).exists or (path / exported.MODEL).exists():
         policy = exported.load(path)
         if best:
@@ -95,30 +96,26 @@ def opened(path: Path, env: str | None, seed: int, best: bool) -> "Player":
                 "has one set of weights; leave --best out, or export with --best"
             )
         _check_trusted(policy.task, env)
-        task = _in(policy.task, env)
-        environment = task.make(seed)
-        most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # Exports store none.
-        return Player(task, environment, policy.actor(task, environment), most)
-    trained = load_policy(path, best)
-    task = _in(trained.task, env)
-    expected, found = trained.task.spec(), task.spec()
-    for kind in ("observations", "actions"):
-        one, other = getattr(expected, kind), getattr(found, kind)
-        sizes = [
-            tree.map_structure(lambda spec: [*spec.shape] or spec.num_values, each)
-            for each in (one, other)
-        ]
-        if sizes[0] != sizes[1]:
-            raise UsageError(
-                f"expected an environment with {kind} {sizes[0]}, as the policy has them, got "
-                f"{sizes[1]}; choose another --env"
+        expected, actor = policy.task.spec(policy.form), policy.actor()
+        most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)  # It stores none.
+    else:
+        policy = load_policy(path, best)
+        expected, actor, most = policy.agent.environment_spec, policy.actor, policy.max_actions
+    task = policy.task
+    if env is not None:
+        task = dataclasses.replace(task, name=env, recorded=None)
+        found = task.spec()
+        for kind in ("observations", "actions"):
+            one, other = (
+                tree.map_structure(lambda x: [*x.shape] or x.num_values, getattr(spec, kind))
+                for spec in (expected, found)
             )
-    return Player(task, task.make(seed), trained.actor, trained.max_actions)
-
-
-def _in(task: "Task", env: str | None) -> "Task":
-    """Returns a policy's task in another environment; None for its own."""
-    return task if env is None else dataclasses.replace(task, name=env, recorded=None)
+            if one != other:
+                raise UsageError(
+                    f"expected an environment with {kind} {one}, as the policy has them, got "
+                    f"{other}; choose another --env"
+                )
+    return Player(task, task.make(seed), actor, most)
 
 
 def _check_trusted(task: "Task", env: str | None) -> None:
@@ -300,7 +297,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: ZooOptions) -> str:
     policy = exported.load(out / name)
     most, frames = max_actions(RunDirectory(run_dir), policy.task), []
     with policy.task.make(chosen.seed) as environment:
-        actor = policy.actor(policy.task, environment)
+        actor = policy.actor()
         player = Player(policy.task, environment, actor, most)
         returns = list(player.play(lambda frame: frames.append(frame[::2, ::2]), episodes=1))
         played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]

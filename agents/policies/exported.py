@@ -9,7 +9,6 @@ from typing import Any
 
 import dm_env
 import numpy as np
-import tree
 from acme import core
 
 from agents.task import Task
@@ -21,8 +20,6 @@ from rl_replicator.runs.plain_data import stored_part
 MODEL = "model.npz"
 # The entry of a model card that names the wrappers, if there are any.
 WRAPPERS = "wrappers"
-# The inputs of a model that are parts of an observation: the frame, or all of it, and the vector.
-_OBSERVED = ("observation", "vector")
 
 
 def action_range(flat: Any, is_wrapped: bool) -> Any:
@@ -70,54 +67,22 @@ class ExportedPolicy:
     Attributes:
       model: the policy.
       task: the environment that it was trained for.
+      form: the form of that environment then; None if the card lacks it.
     """
 
     model: Model
     task: Task
+    form: Mapping[str, Any] | None
 
-    def actor(self, task: Task, environment: Any) -> ExportedActor:
-        """Returns the actor for an environment.
+    def actor(self) -> ExportedActor:
+        """Returns the actor, for environments of its own task or with actions like its own.
 
-        Args:
-          task: the task to play, that of the policy or another one.
-          environment: the environment that the task has made.
-
-        Raises:
-          UsageError: if it has other observations or actions than the policy.
+        The range is that of its own task: in that of another environment, the policy's numbers may
+        stand for other actions.
         """
-        flat = environment if task.pixels is None else environment.wrapped
-        is_wrapped = WRAPPERS in self.model.card
-        own_spec = action_range(flat, is_wrapped)
-        shapes = [self.model.inputs[name][0] for name in _OBSERVED if name in self.model.inputs]
-        found_shapes = [list(spec.shape) for spec in tree.flatten(environment.observation_spec())]
-        expected = [*shapes, self.model.outputs["action"][1]]
-        found = [*found_shapes, list(own_spec.shape)]
-        if expected != found:
-            raise UsageError(
-                f"expected an environment with observations {_listed(expected[:-1])} and actions "
-                f"{expected[-1]}, as the policy has them, got {_listed(found[:-1])} and "
-                f"{found[-1]}; choose another --env"
-            )
-        if task == self.task:
-            return ExportedActor(self.model, own_spec)
-        # The range of the policy's task: in that of another environment, the policy's numbers may
-        # stand for other actions.
         with self.task.make(seed=0) as made:
-            trained: Any = made if self.task.pixels is None else made.wrapped
-            kinds = [
-                [*spec.shape] or spec.num_values
-                for spec in (trained.action_spec(), flat.action_spec())
-            ]
-            if kinds[0] != kinds[1]:  # Numbers and vectors of the environment may look the same.
-                raise UsageError(
-                    f"expected an environment with actions {kinds[0]}, as the policy has them, got "
-                    f"{kinds[1]}; choose another --env"
-                )
-            return ExportedActor(self.model, action_range(trained, is_wrapped))
-
-
-def _listed(shapes: list[list[int]]) -> str:
-    return " and ".join(map(str, shapes))
+            flat: Any = made if self.task.pixels is None else made.wrapped
+            return ExportedActor(self.model, action_range(flat, WRAPPERS in self.model.card))
 
 
 def load(folder: Path) -> ExportedPolicy:
@@ -145,4 +110,5 @@ def load(folder: Path) -> ExportedPolicy:
         ) from None
     if "agent" not in model.card:
         raise UsageError(f"expected the policy of an agent in {folder}, got a learner's model")
-    return ExportedPolicy(model, Task.stored(stored_part(model.card, "config", Mapping)))
+    identity = stored_part(model.card, "config", Mapping)
+    return ExportedPolicy(model, Task.stored(identity), identity.get("environment"))

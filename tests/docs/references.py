@@ -66,12 +66,6 @@ def blocks(document: Path, language: str) -> list[str]:
     )
 
 
-def links(document: Path) -> list[str]:
-    """Returns the targets of links within the repository."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", document.read_text())
-    return [target.partition("#")[0] for target in targets if "://" not in target]
-
-
 def commands(document: Path, program: str) -> Iterator[list[str]]:
     """Yields the words of every command that runs a program, without the program's own words.
 

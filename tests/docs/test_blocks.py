@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 
 import pytest
 
 from tests.docs import blocks
+from tests.docs.programs import output
 from tests.docs.references import DOCUMENTS, ROOT
 from tests.suite import forked
 
@@ -25,20 +25,8 @@ PROGRAMS = {
 def test_blocks_run(document, tmp_path):
     path = tmp_path / f"{document.stem}_page.py"  # A file, because AutoGraph reads the source.
     path.write_text(PROGRAMS[document])
-    done = subprocess.run(
-        [*forked.python(), str(path)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "docs" / "examples")]),
-            "MPLBACKEND": "Agg",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        capture_output=True,
-        text=True,
-        timeout=400,  # It takes seconds alone, but minutes beside other tests.
-    )
-    assert done.returncode == 0, f"{document} has these lines:\n{done.stdout}{done.stderr}"
+    places = os.pathsep.join([str(ROOT), str(ROOT / "docs" / "examples")])
+    output(*forked.python(), path, cwd=tmp_path, PYTHONPATH=places, MPLBACKEND="Agg")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -1,32 +1,21 @@
 """The examples run as the docs say, and print the same numbers wherever they run."""
 
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.docs.programs import ROOT, output
 from tests.suite import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SUPERVISOR = ("-m", "rl_replicator.jobs", "--workers", "2", "--")
 
 
 def printed(*command):
     """The numbers in each line that the command prints, [lines, numbers]."""
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if "step" in line]
+    lines = [line for line in output(*command).splitlines() if "step" in line]
     return np.array([re.findall(r"[\d.]+", line.partition("step")[2]) for line in lines], float)
 
 

@@ -2,21 +2,18 @@
 
 import contextlib
 import io
-import os
-import pathlib
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import rl_replicator as rr
+from tests.docs.programs import ROOT, output
 from tests.suite import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 # Sums over a batch are computed in another order, and printed to six places.
 TOLERANCE = 1e-5
@@ -78,18 +75,11 @@ def test_a_model_resumed_elsewhere(first, saved, tmp_path):
     run("keras_fit.py", "multi_device:2", tmp_path / "run")
     jobs = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
     program = [*forked.python(), str(EXAMPLES / "keras_fit.py"), "multi_worker"]
-    done = subprocess.run(
-        [*jobs, *program, str(tmp_path / "run")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = output(*jobs, *program, tmp_path / "run")
     run("keras_fit.py", "single_device", tmp_path / "whole")
     _, uninterrupted = run("keras_fit.py", "single_device", tmp_path / "whole")
-    assert "step 90: loss" in done.stdout
-    np.testing.assert_allclose(numbers(done.stdout), uninterrupted, atol=5 * TOLERANCE)
+    assert "step 90: loss" in told
+    np.testing.assert_allclose(numbers(told), uninterrupted, atol=5 * TOLERANCE)
 
 
 def test_an_estimator(tmp_path):

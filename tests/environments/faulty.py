@@ -1,5 +1,6 @@
 """Factories of environments and wrappers, most of which have one fault each."""
 
+import functools
 import itertools
 import os
 import sys
@@ -13,28 +14,31 @@ from dm_env import specs
 from environments.fakes import Chain, TargetMatching
 
 
-class _Changed(TargetMatching):
-    """`TargetMatching` with something changed."""
+def _fail(error):
+    raise error
 
-    def __init__(self, seed, **changes):
+
+class good(TargetMatching):  # noqa: N801 - a factory.
+    """`TargetMatching` with something changed: its later time steps, or methods."""
+
+    def __init__(self, seed, changed=lambda timestep: timestep, **methods):
         super().__init__(seed, length=5)
-        self._changes = changes
+        self._changed = changed
+        vars(self).update(methods)
 
     def step(self, action):
         timestep = super().step(action)
-        if timestep.first():
-            return timestep
-        return self._changes.get("step", lambda t: t)(timestep)
-
-    def action_spec(self):
-        return self._changes.get("action_spec", super().action_spec())
+        return timestep if timestep.first() else self._changed(timestep)
 
 
-def good(seed):
-    return _Changed(seed)
+def _with(**fields):
+    """A factory whose time steps have other fields, functions of the time step."""
+    return functools.partial(
+        good, changed=lambda t: t._replace(**{name: make(t) for name, make in fields.items()})
+    )
 
 
-class _Pictures(_Changed):
+class pictures(good):  # noqa: N801
     """Observes a picture alone, so that agents can only learn from rendered frames."""
 
     def _observe(self):
@@ -45,50 +49,27 @@ class _Pictures(_Changed):
         return specs.Array((8, 8, 3), np.uint8, name="picture")
 
 
-def pictures(seed):
-    return _Pictures(seed)
-
-
-def still_pictures(seed):
-    environment = _Pictures(seed)
-    environment.render = lambda height, width, camera_id: np.zeros((height, width, 3), np.uint8)
-    return environment
-
-
-def drawn_small(seed):
-    """Renders frames of a fixed size."""
-    environment = good(seed)
-    environment.render = lambda height, width, camera_id: np.zeros((24, 24, 3), np.uint8)
-    return environment
-
-
-def drawn_grey(seed):
-    environment = good(seed)
-    environment.render = lambda height, width, camera_id: np.zeros((height, width))
-    return environment
-
-
-def unbounded(seed):
-    return _Changed(seed, action_spec=specs.Array((1,), np.float32))
-
-
-def no_specs(seed):
-    environment = good(seed)
-    environment.observation_spec = lambda: environment.no_such_attribute
-    return environment
-
-
-def nan(seed):
-    return _Changed(seed, step=lambda t: t._replace(observation=t.observation * np.nan))
-
-
-def restarts(seed):
-    """Each step begins a new episode."""
-    return _Changed(seed, step=lambda t: dm_env.restart(t.observation))
-
-
-def reward(seed):
-    return _Changed(seed, step=lambda t: t._replace(reward=2.0))
+still_pictures = functools.partial(
+    pictures, render=lambda height, width, camera_id: np.zeros((height, width, 3), np.uint8)
+)
+# Renders frames of a fixed size.
+drawn_small = functools.partial(
+    good, render=lambda height, width, camera_id: np.zeros((24, 24, 3), np.uint8)
+)
+drawn_grey = functools.partial(
+    good, render=lambda height, width, camera_id: np.zeros((height, width))
+)
+unbounded = functools.partial(good, action_spec=lambda: specs.Array((1,), np.float32))
+no_specs = functools.partial(good, observation_spec=lambda: good.no_such_attribute)
+bad_close = functools.partial(good, close=lambda: _fail(RuntimeError("was never open")))
+nan = _with(observation=lambda t: t.observation * np.nan)
+large = _with(observation=lambda t: t.observation * 1e4)
+reward = _with(reward=lambda t: 2.0)
+# Not wrong: each step halves the value of all later ones, as if half of the episodes ended.
+halving = _with(discount=lambda t: 0.5)
+restarts = functools.partial(good, changed=lambda t: dm_env.restart(t.observation))
+crash = functools.partial(good, changed=lambda t: t.no_such_attribute)
+exits = functools.partial(good, changed=lambda t: sys.exit("the simulator has ended"))
 
 
 def endless(seed):
@@ -98,9 +79,7 @@ def endless(seed):
 def ends_once(seed):
     """Keeps counting steps after a reset, so that only the first episode ends."""
     steps, kinds = itertools.count(1), {5: dm_env.StepType.LAST}
-    environment = _Changed(
-        seed, step=lambda t: t._replace(step_type=kinds.get(next(steps), dm_env.StepType.MID))
-    )
+    environment = _with(step_type=lambda t: kinds.get(next(steps), dm_env.StepType.MID))(seed)
     environment._length = 10_000
     return environment
 
@@ -108,30 +87,9 @@ def ends_once(seed):
 def fading(seed):
     """Not wrong: fewer rewards with each step of all episodes, half a discount, a termination."""
     steps = itertools.count(1)
-
-    def step(timestep):
-        discount = 0.0 if timestep.last() else 0.5
-        return timestep._replace(reward=timestep.reward / next(steps), discount=discount)
-
-    return _Changed(seed, step=step)
-
-
-def crash(seed):
-    return _Changed(seed, step=lambda t: t.no_such_attribute)
-
-
-def exits(seed):
-    return _Changed(seed, step=lambda t: sys.exit("the simulator has ended"))
-
-
-def bad_close(seed):
-    environment = good(seed)
-
-    def close():
-        raise RuntimeError("was never open")
-
-    environment.close = close
-    return environment
+    return _with(
+        reward=lambda t: t.reward / next(steps), discount=lambda t: 0.0 if t.last() else 0.5
+    )(seed)
 
 
 def elsewhere(seed):
@@ -142,19 +100,14 @@ def elsewhere(seed):
 def hang(seed):
     """Hangs in the third step of its second episode."""
     steps = itertools.count(1)
-    return _Changed(seed, step=lambda t: t if next(steps) < 8 else time.sleep(1000))
+    return good(seed, lambda t: t if next(steps) < 8 else time.sleep(1000))
 
 
 def unseeded(seed):
-    return _Changed(np.random.randint(2**31))
+    return good(np.random.randint(2**31))
 
 
-def halving(seed):
-    """Not wrong: each step halves the value of all later ones, as if half of the episodes ended."""
-    return _Changed(seed, step=lambda t: t._replace(discount=0.5))
-
-
-class _Strict(_Changed):
+class strict(good):  # noqa: N801
     """Not wrong: it must be reset after the end, as agents do."""
 
     def step(self, action):
@@ -163,23 +116,10 @@ class _Strict(_Changed):
         return super().step(action)
 
 
-def strict(seed):
-    return _Strict(seed)
-
-
-def large(seed):
-    return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
-
-
-class _Narrow(_Changed):
-    """Declares integers from 0 to 1, and observes a target from -1 to 1."""
-
-    def observation_spec(self):
-        return specs.BoundedArray((2,), np.int32, 0, 1, name="observation")
-
-
-def narrow(seed):
-    return _Narrow(seed)
+# Declares integers from 0 to 1, and observes a target from -1 to 1.
+narrow = functools.partial(
+    good, observation_spec=lambda: specs.BoundedArray((2,), np.int32, 0, 1, name="observation")
+)
 
 
 def boom(seed):
@@ -188,16 +128,14 @@ def boom(seed):
 
 def boom_later(seed):
     """Fails for every seed but 0."""
-    if seed:
-        raise RuntimeError(f"no seed {seed}")
-    return good(seed)
+    return _fail(RuntimeError(f"no seed {seed}")) if seed else good(seed)
 
 
 def refuses_to_wrap(inner):
     return {}["reward"]
 
 
-class _Halved(dm_env.Environment):
+class halved(dm_env.Environment):  # noqa: N801
     """A wrapper that halves rewards."""
 
     def __init__(self, inner):
@@ -217,25 +155,21 @@ class _Halved(dm_env.Environment):
         return self._inner.action_spec()
 
 
-def halved(inner):
-    return _Halved(inner)
-
-
-class _Inverted(_Halved):
-    """A wrapper that inverts the frames."""
+class passing_on(halved):  # noqa: N801
+    """A wrapper that passes on all other attributes of the wrapped environment."""
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
+
+
+class inverted(passing_on):  # noqa: N801
+    """A wrapper that inverts the frames."""
 
     def render(self, height, width, camera_id=0):
         return 255 - self._inner.render(height, width, camera_id)
 
 
-def inverted(inner):
-    return _Inverted(inner)
-
-
-class _InvertedPhysics(_Halved):
+class _InvertedPhysics(halved):
     """An environment of dm_control that draws its own frames."""
 
     def __init__(self, inner, physics):
@@ -258,55 +192,21 @@ def inverted_within(inner):
     return _InvertedPhysics(inner, inner.wrapped.physics)
 
 
-class _DrawnByMujoco(_InvertedPhysics):
-    """Draws with MuJoCo's own renderer."""
-
-    def render(self, height, width, camera_id=0):
-        import mujoco
-
-        with mujoco.Renderer(self.physics.model.ptr, height, width) as renderer:
-            renderer.update_scene(self.physics.data.ptr, camera_id)
-            return 255 - renderer.render()
-
-
-def drawn_by_mujoco(inner):
-    return _DrawnByMujoco(inner, inner.wrapped.physics)
-
-
-class _Drawing(_Halved):
+class drawing(halved):  # noqa: N801
     """A wrapper that draws frames for an environment that cannot."""
 
     def render(self, height, width, camera_id=0):
         return np.full([height, width, 3], 128, np.uint8)
 
 
-def drawing(inner):
-    return _Drawing(inner)
-
-
-class _Shown(_Halved):
+class shown(halved):  # noqa: N801
     """A wrapper whose render shows the environment to people."""
 
     def render(self, mode="human"):
         raise AssertionError(mode)
 
 
-def shown(inner):
-    return _Shown(inner)
-
-
-class _PassingOn(_Halved):
-    """A wrapper that passes on all other attributes of the wrapped environment."""
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-
-def passing_on(inner):
-    return _PassingOn(inner)
-
-
-class _Noisy(_Halved):
+class noisy(halved):  # noqa: N801
     """A wrapper that adds noise to observations."""
 
     def __init__(self, inner, seed):
@@ -322,10 +222,6 @@ class _Noisy(_Halved):
     def _with_noise(self, timestep):
         noise = self._random.standard_normal(timestep.observation.shape)
         return timestep._replace(observation=timestep.observation + noise)
-
-
-def noisy(inner, seed):
-    return _Noisy(inner, seed)
 
 
 def nothing(inner):

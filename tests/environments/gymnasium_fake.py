@@ -49,17 +49,10 @@ def make(seed: int) -> Seven:
 
 
 class Ruined(gymnasium.Env):
-    """Cannot be made."""
+    """Cannot be made, with a render mode or without."""
 
     def __init__(self, render_mode: str | None = None):
         raise ValueError("no data file\nfound")
-
-
-class Puzzled(gymnasium.Env):
-    """Cannot be made either, with a render mode or without."""
-
-    def __init__(self, render_mode: str | None = None):
-        raise TypeError("no sense")
 
 
 class Undrawn(Seven):
@@ -79,37 +72,10 @@ def make_windowed(seed: int) -> Seven:
     return Seven(terminates=False, render_mode=None)
 
 
-def make_partly_discrete(seed: int) -> gymnasium.Env:
-    environment = Seven(terminates=True)
-    spaces = {"turn": environment.action_space, "jump": gymnasium.spaces.Discrete(2)}
-    environment.action_space = gymnasium.spaces.Dict(spaces)
-    return environment
-
-
-def make_last_action_observed(seed: int) -> gymnasium.Env:
-    environment = Seven(terminates=True)
-    environment.observation_space["action"] = gymnasium.spaces.Discrete(3)
-    return environment
-
-
-def make_unbounded(seed: int) -> gymnasium.Env:
-    environment = Seven(terminates=True)
-    environment.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    return environment
-
-
 def make_spaceless(seed: int) -> gymnasium.Env:
     environment = Seven(terminates=True)
     del environment.observation_space
     return environment
-
-
-def make_vector(seed: int) -> gymnasium.vector.VectorEnv:
-    return gymnasium.vector.SyncVectorEnv([lambda: Seven(terminates=True)] * 3)
-
-
-def make_nothing(seed: int) -> object:
-    return object()
 
 
 def make_without_seed() -> gymnasium.Env:

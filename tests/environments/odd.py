@@ -12,7 +12,7 @@ class Odd(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
 
-    def __init__(self):
+    def __init__(self, seed=None):
         self.observation_space = Box(-1, 1, (2,))
         self.action_space = Box(-1, 1, (1,))
         self.random = None
@@ -87,13 +87,6 @@ class Flawed(Odd):
         raise RuntimeError("no context")
 
 
-class Transparent(Odd):
-    """Draws RGBA frames, whose colours are 100, 150 and 200."""
-
-    def render(self):
-        return np.broadcast_to(np.uint8([100, 150, 200, 0]), (48, 64, 4))
-
-
 class Named(Odd):
     """Needs an argument."""
 
@@ -115,32 +108,8 @@ def register_toys():
     gymnasium.register("toys/Odd-v0", Odd)
 
 
-def old(seed):
-    return Old()
-
-
-def without_info(seed):
-    return WithoutInfo()
-
-
-def four_values(seed):
-    return FourValues()
-
-
-def same_start(seed):
-    return SameStart()
-
-
-def flawed(seed):
-    return Flawed(seed)
-
-
 def normalized(seed):
     return gymnasium.wrappers.NormalizeObservation(Odd())
-
-
-def transparent(seed):
-    return Transparent()
 
 
 class Holding(Odd):

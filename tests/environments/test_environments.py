@@ -170,16 +170,6 @@ def test_chain_is_known_on_paper():
     assert environment.reward_spec() == specs.BoundedArray((), np.float32, 1, 4)
 
 
-def test_target_returns_its_length_to_the_best_policy():
-    environment = environments.make("environments.fakes:target", seed=0)
-    timestep, total = environment.reset(), 0.0
-    while not timestep.last():
-        timestep = environment.step(timestep.observation[:1])
-        total += timestep.reward
-    assert total == pytest.approx(20, abs=1e-4)
-    assert timestep.discount == 1
-
-
 @pytest.mark.parametrize(("seed", "discount"), [(0, 0), (1, 1)])
 def test_gymnasium_termination_and_truncation(seed, discount):
     environment = environments.make(f"{FAKE}:make", seed)
@@ -234,17 +224,18 @@ def test_gymnasium_pictures_have_the_wanted_size():
         silent.render()
 
 
-def test_pictures_of_several_cameras_stand_side_by_side():
+def drawn(frame):
+    """A frame that is rendered, whatever its size, from a picture of Gymnasium."""
+    kind = type("Drawn", (gymnasium_fake.Seven,), {"render": lambda self: frame})
+    return environments.adapt(kind(terminates=True)).render(30)
+
+
+def test_pictures_of_several_cameras_stand_side_by_side_and_transparency_is_left_out():
     views = [np.full((30, 40, 3), brightness, np.uint8) for brightness in (10, 20)]
     for pictures in (views, np.stack(views)):
-        drawn = type("Drawn", (gymnasium_fake.Seven,), {"render": lambda _, frame=pictures: frame})
-        frame = environments.adapt(drawn(terminates=True)).render(30)
-        np.testing.assert_array_equal(frame[0, :, 0], [10] * 40 + [20] * 40)
-
-
-def test_the_transparency_of_pictures_is_left_out():
-    environment = environments.make("tests.environments.odd:transparent", seed=0)
-    np.testing.assert_array_equal(environment.render(8, 8)[0, 0], [100, 150, 200])
+        np.testing.assert_array_equal(drawn(pictures)[0, :, 0], [10] * 40 + [20] * 40)
+    transparent = np.broadcast_to(np.uint8([100, 150, 200, 0]), (48, 64, 4))
+    np.testing.assert_array_equal(drawn(transparent)[0, 0], [100, 150, 200])
 
 
 def test_gymnasium_pictures_of_another_kind_are_refused():
@@ -257,9 +248,8 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
         (np.zeros((0, 40, 3), np.uint8), r"uint8 \[0, 40, 3\]"),
         (None, "None"),
     ):
-        drawn = type("Drawn", (gymnasium_fake.Seven,), {"render": lambda self, frame=frame: frame})
         with pytest.raises(environments.EnvironmentDataError, match=f"{expected}{got}; conv"):
-            environments.adapt(drawn(terminates=True)).render(8, 8)
+            drawn(frame)
 
 
 @pytest.mark.parametrize(
@@ -302,36 +292,55 @@ def test_unknown_names_are_one_line(name, message):
     assert "\n" not in str(caught.value)
 
 
-class Category(Recorder):
-    def observation_spec(self):
-        return {"kind": specs.DiscreteArray(5)}
+def changed(**spaces):
+    """The fake of Gymnasium with other spaces."""
+    environment = gymnasium_fake.Seven(terminates=True)
+    vars(environment).update(spaces)
+    return environment
 
 
-class Pair(Recorder):
-    def reward_spec(self):
-        return specs.Array((2,), np.float64)
+def recorder(**specs):
+    """The recorder with other specs."""
+    environment = Recorder()
+    vars(environment).update({name: lambda spec=spec: spec for name, spec in specs.items()})
+    return environment
+
+
+Box, Discrete, Dict = (getattr(gymnasium.spaces, name) for name in ("Box", "Discrete", "Dict"))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (gymnasium_fake.make_partly_discrete, r"expected actions in one array .*, got Discrete\(2"),
         (
-            gymnasium_fake.make_last_action_observed,
+            lambda: changed(action_space=Dict({"turn": Box(0, 1), "jump": Discrete(2)})),
+            r"expected actions in one array .*, got Discrete\(2",
+        ),
+        (
+            lambda: changed(observation_space=Dict({"action": Discrete(3)})),
             r"of real numbers \(gymnasium.spaces.Box or MultiBinary\), got Discrete\(3\) as 'a",
         ),
-        (gymnasium_fake.make_unbounded, r"of whole numbers, got the range \[-inf, -inf\]"),
-        (gymnasium_fake.make_vector, r"a single environment, got a vector of 3 .*; .*--envs-per-"),
-        (gymnasium_fake.make_nothing, "a dm_env.Environment or a gymnasium.Env, got builtins.obj"),
-        (lambda seed: Category(), "one-hot"),
-        (lambda seed: Pair(), "expected one number as reward, .*; a wrapper may weight several"),
-        (lambda seed: type("E", (), {"__module__": "gym.core"})(), "return shimmy.GymV26"),
-        (lambda seed: type("E", (), {"__module__": "pettingzoo.x"})(), "a gymnasium.Env of one ag"),
+        (
+            lambda: changed(action_space=Box(-np.inf, np.inf, (2,))),
+            r"of whole numbers, got the range \[-inf, -inf\]",
+        ),
+        (
+            lambda: gymnasium.vector.SyncVectorEnv([lambda: gymnasium_fake.Seven(True)] * 3),
+            r"a single environment, got a vector of 3 .*; .*--envs-per-",
+        ),
+        (object, "a dm_env.Environment or a gymnasium.Env, got builtins.obj"),
+        (lambda: recorder(observation_spec={"kind": specs.DiscreteArray(5)}), "one-hot"),
+        (
+            lambda: recorder(reward_spec=specs.Array((2,), np.float64)),
+            "expected one number as reward, .*; a wrapper may weight several",
+        ),
+        (type("E", (), {"__module__": "gym.core"}), "return shimmy.GymV26"),
+        (type("E", (), {"__module__": "pettingzoo.x"}), "a gymnasium.Env of one ag"),
     ],
 )
 def test_environments_that_do_not_fit(make, message):
     with pytest.raises(environments.EnvironmentSpecError, match=message) as caught:
-        environments.adapt(make(0))
+        environments.adapt(make())
     assert "\n" not in str(caught.value)
 
 
@@ -352,47 +361,35 @@ def test_seeds_out_of_range(seed):
         environments.make("cartpole:swingup", seed=seed)
 
 
-def _fresh_process(code):
-    # Another test may have rendered in this process, which sets the variable for child processes.
-    environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_importing_loads_nothing_heavy():
-    heavy = ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium", "numpy")
-    code = f"import sys, environments; print([x for x in {heavy} if x in sys.modules])"
-    assert _fresh_process(code) == "[]"
-    made = "environments.make('environments.fakes:chain', 1)"
-    code = f"import sys, environments; {made}; print('dm_control.suite' in sys.modules)"
-    assert _fresh_process(code) == "False"
-
-
-def test_models_do_not_complain():
-    """MuJoCo calls an attribute of the humanoid's model deprecated, which users cannot change."""
-    code = "import environments; environments.make('humanoid:run', seed=0).reset()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
-
-
-def test_training_from_state_loads_no_gl():
+def test_a_process_that_trains_from_state_loads_little_and_tells_nothing():
+    """No OpenGL before a fork, and none of MuJoCo's notes on the humanoid's model."""
     code = """
 import os, sys
-import numpy as np
 import environments
+
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+
+assert not loaded("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium", "numpy")
+environments.make("environments.fakes:chain", 1)
+assert not loaded("dm_control.suite")
+import numpy as np
 from environments import engines
 engines.check_envpool("cartpole:swingup")  # As the launcher does, which must not load GL either.
-for name in ("cartpole:swingup", "quadruped:escape"):
+for name in ("cartpole:swingup", "quadruped:escape", "humanoid:run"):
     environment = environments.make(name, seed=0)
     for _ in range(3):
         environment.step(np.zeros(environment.action_spec().shape, np.float32))
+assert not loaded("tensorflow", "OpenGL", "glfw", "gymnasium", "envpool")
 libraries = open("/proc/self/maps").read()
-print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium", "envpool") if n in sys.modules],
-      [n for n in ("libGL", "libEGL", "libOSMesa", "libglfw") if n in libraries],
-      os.environ.get("MUJOCO_GL"))
+assert not [n for n in ("libGL", "libEGL", "libOSMesa", "libglfw") if n in libraries]
+assert "MUJOCO_GL" not in os.environ
 """
-    assert _fresh_process(code).splitlines()[-1] == "[] [] None"
+    # Another test may have rendered in this process, which sets the variable for child processes.
+    environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("pixels", [None, PixelConfig(height=16, width=16)])

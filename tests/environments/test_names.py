@@ -246,15 +246,15 @@ def _checked(words):
         ("gymnasium_fake:make_undrawn", 0, "note  rendering: none, so .* got: pygame is not inst"),
         ("gymnasium_fake:make_undrawn --pixels", 1, "WRONG rendering: expected what draws "),
         ("gymnasium_fake:make_windowed", 0, "note  rendering: none, so .*='rgb_array', got None"),
-        ("odd:old", 1, "WRONG data: Old: expected reset.. to take seed= .* one without seed=; c"),
-        ("odd:without_info", 1, "WRONG data: .* to return .observation, info., .* one ndarray; c"),
-        ("odd:four_values", 1, "WRONG data: .* terminated, truncated, info., .*, got 4 values; c"),
-        ("odd:same_start", 0, "note  seeding: the seed decides the first episode, and all later"),
-        ("odd:flawed", 0, "note  random state: not found"),
-        ("odd:flawed", 0, "note  actions: 1 of 2 can only have one value; leave them out"),
-        ("odd:flawed", 0, r"note  reward: \S+ to -?[0-9.]+e\+.., too large to learn fr"),
-        ("odd:flawed", 0, r"note  observation: values up to 1.764e\+09, of which float32 keeps s"),
-        ("odd:flawed", 0, "note  rendering: none, so no films: RuntimeError: no context .*line"),
+        ("odd:Old", 1, "WRONG data: Old: expected reset.. to take seed= .* one without seed=; c"),
+        ("odd:WithoutInfo", 1, "WRONG data: .* to return .observation, info., .* one ndarray; c"),
+        ("odd:FourValues", 1, "WRONG data: .* terminated, truncated, info., .*, got 4 values; c"),
+        ("odd:SameStart", 0, "note  seeding: the seed decides the first episode, and all later"),
+        ("odd:Flawed", 0, "note  random state: not found"),
+        ("odd:Flawed", 0, "note  actions: 1 of 2 can only have one value; leave them out"),
+        ("odd:Flawed", 0, r"note  reward: \S+ to -?[0-9.]+e\+.., too large to learn fr"),
+        ("odd:Flawed", 0, r"note  observation: values up to 1.764e\+09, of which float32 keeps s"),
+        ("odd:Flawed", 0, "note  rendering: none, so no films: RuntimeError: no context .*line"),
         ("odd:normalized", 0, "note  normalisation: NormalizeObservation: each actor and"),
     ],
 )
@@ -299,7 +299,6 @@ def test_check_env_knows_no_bounds_of_what_a_wrapper_may_have_changed(capsys):
         ("poor_package.inner:make", (), ModuleNotFoundError, "No module named 'no_such_library'"),
         ("strict_package.inner:make", (), ValueError, "got ValueError: not here"),
         (f"gym:{FAKE}:tests/Ruined-v0", (), ValueError, "gym:.*Ruined-v0 to .*: no data file"),
-        (f"gym:{FAKE}:tests/Puzzled-v0", (), TypeError, "got TypeError: no sense.*; correct it"),
     ],
 )
 def test_what_a_users_code_raises_is_one_line_with_its_cause(
@@ -315,11 +314,8 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(code)
         (tmp_path / package / "inner.py").write_text("")
-    for entry_point in (gymnasium_fake.Ruined, gymnasium_fake.Puzzled):
-        spec = gymnasium.envs.registration.EnvSpec(
-            f"tests/{entry_point.__name__}-v0", entry_point=entry_point
-        )
-        monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    ruined = gymnasium.envs.registration.EnvSpec("tests/Ruined-v0", gymnasium_fake.Ruined)
+    monkeypatch.setitem(gymnasium.registry, ruined.id, ruined)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentConstructionError, match=message) as error:
         environments.make(name, seed=0, wrap=wrap)

@@ -119,7 +119,7 @@ def test_frames_and_a_mask_from_training_to_an_export(tmp_path):
     assert "; state: action_mask |" in (out / "README.md").read_text()
     exported, trained = exported_policies.load(out), load_policy(run)
     with trained.make_environment(seed=5) as environment:
-        actor, total = exported.actor(exported.task, environment), 0.0
+        actor, total = exported.actor(), 0.0
         timestep = environment.reset()
         while not timestep.last():
             action = actor.select_action(timestep.observation)

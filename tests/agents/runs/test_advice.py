@@ -19,29 +19,59 @@ STILL = [0.0, 200, 300, 480, 470, 490, 480, 485, 475]
 
 
 def write(run_dir, returns, learner=None, **evaluator):
-    """Writes a run; by default, each evaluation has both a failed and a good episode."""
+    """Writes a run; by default, each evaluation has both a failed and a good episode.
+
+    A figure may be a list, with one number for each evaluation; None is no number.
+    """
     writer = MetricWriter(run_dir, "environment_steps")
     for index, value in enumerate(returns):
         row = {"episode_return": value, "episode_return_min": 0.0, "episode_return_max": 970.0}
-        writer.write("evaluator", 1000 * (index + 1), {**row, **evaluator})
-        writer.write("learner", 1000 * (index + 1), learner or {"critic_loss": 1.0})
+        for group, figures in (
+            ("evaluator", row | evaluator),
+            ("learner", learner or {"critic_loss": 1.0}),
+        ):
+            now = {k: x[index] if isinstance(x, list) else x for k, x in figures.items()}
+            now = {name: figure for name, figure in now.items() if figure is not None}
+            writer.write(group, 1000 * (index + 1), now)
     writer.close()
 
 
-def test_a_run_that_learns_needs_no_advice(tmp_path):
-    write(tmp_path, RISING, {"value_edge_mass_high": 0.9}, failed_share=0.5)
-    assert advice.advise(tmp_path, RANGE_OPTIONS) == []
+EDGE = {"value_edge_mass_high": 0.9}
+GOAL = [0.0, 0.0, 0.5, *[1.0] * 6]
 
 
-def test_a_run_of_few_evaluations_is_not_judged(tmp_path):
-    write(tmp_path, STILL[3:8], {"value_edge_mass_high": 0.9}, failed_share=1.0)
+@pytest.mark.parametrize(
+    ("returns", "evaluator"),
+    [
+        (RISING, {"failed_share": 0.5}),
+        (STILL[3:8], {"failed_share": 1.0}),  # Too few evaluations to judge it.
+        # A return that has left the bottom is not low.
+        ([1.0, 1, 1, 1, 1, 2, 60, 90, 400], {"failed_share": [*[1.0] * 8, 0.7]}),
+        # A run that is done.
+        (
+            STILL,
+            {"episode_return_min": 860.0, "episode_return_max": 880.0, "failed_share": 0.0},
+        ),
+        # A goal that every last episode reaches.
+        (
+            GOAL,
+            {
+                "episode_return_min": [float(value == 1) for value in GOAL],
+                "episode_return_max": [float(value > 0) for value in GOAL],
+                "failed_share": 1.0,
+            },
+        ),
+    ],
+)
+def test_a_run_that_needs_no_advice(tmp_path, returns, evaluator):
+    write(tmp_path, returns, EDGE, **evaluator)
     assert advice.advise(tmp_path, RANGE_OPTIONS) == []
 
 
 def test_a_return_that_rises_and_stays_low(tmp_path):
     """humanoid:walk after 500,000 steps: the range of its returns was no measure of progress."""
     figures = {"failed_share": 1.0, "discounted_return": 0.02, "q_bias": 3.0}
-    write(tmp_path, np.linspace(0.5, 3.3, 9), {"critic_loss": 1.0}, **figures)
+    write(tmp_path, np.linspace(0.5, 3.3, 9), **figures)
     first, second = advice.advise(tmp_path, OPTIONS)
     assert first.startswith(
         "the return stayed low over the last third of the evaluations (2.95): 100%"
@@ -49,39 +79,11 @@ def test_a_return_that_rises_and_stays_low(tmp_path):
     assert second.startswith("also: Q differs from the discounted returns observed (0.02) by +3")
 
 
-def test_a_return_that_has_left_the_bottom_is_not_low(tmp_path):
-    write(tmp_path, [1.0, 1, 1, 1, 1, 2, 60, 90], failed_share=1.0)
-    writer = MetricWriter(tmp_path, "environment_steps")
-    row = {"episode_return": 400.0, "episode_return_min": 0.0, "episode_return_max": 970.0}
-    writer.write("evaluator", 9000, {**row, "failed_share": 0.7})
-    writer.close()
-    assert advice.advise(tmp_path, OPTIONS) == []
-
-
-def test_a_run_that_is_done_needs_none_either(tmp_path):
-    even = {"episode_return_min": 860.0, "episode_return_max": 880.0, "failed_share": 0.0}
-    write(tmp_path, STILL, {"value_edge_mass_high": 0.9}, **even)
-    assert advice.advise(tmp_path, RANGE_OPTIONS) == []
-
-
-def test_a_goal_that_every_last_episode_reaches_needs_none_either(tmp_path):
-    failed_share = {"failed_share": 1.0}
-    writer = MetricWriter(tmp_path, "environment_steps")
-    for index, value in enumerate([0.0, 0.0, 0.5, *[1.0] * 6]):
-        best = {"episode_return_min": float(value == 1.0), "episode_return_max": float(value > 0)}
-        row = {"episode_return": value, **best, **failed_share}
-        writer.write("evaluator", 1000 * (index + 1), row)
-    writer.close()
-    assert advice.advise(tmp_path, OPTIONS) == []
-
-
 def test_evaluations_without_a_share_of_failures_are_not_judged_by_those_with_one(tmp_path):
-    writer = MetricWriter(tmp_path, "environment_steps")
-    for index, value in enumerate([0.0, 0.0, 0.6, 0.7, 0.8, 0.8, 0.7, 0.0, 0.8]):
-        row = {"episode_return": value, "episode_return_min": 0.0}
-        row["episode_return_max"] = float(value > 0)
-        writer.write("evaluator", index, row if value else {**row, "failed_share": 1.0})
-    writer.close()
+    returns = [0.0, 0.0, 0.6, 0.7, 0.8, 0.8, 0.7, 0.0, 0.8]
+    highest = [float(value > 0) for value in returns]
+    failed = [None if value else 1.0 for value in returns]
+    write(tmp_path, returns, episode_return_max=highest, failed_share=failed)
     (line,) = advice.advise(tmp_path, OPTIONS)
     assert "no figure points to a cause" in line
 
@@ -92,54 +94,48 @@ def test_a_run_without_a_learner_step(tmp_path):
     assert line.startswith("no learner step was taken: the learner starts when the ")
 
 
+NOTHING = "no figure points to a cause"
+
+
 @pytest.mark.parametrize(
-    ("learner", "evaluator", "words"),
+    ("options", "learner", "evaluator", "words"),
     [
-        ({}, {"failed_share": 0.5}, "50% of the evaluation episodes failed while others reached"),
-        ({}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no reward"),
-        ({"action_saturation": 0.92}, {}, "92% of the policy's actions are at their bounds"),
+        (OPTIONS, {}, {"failed_share": 0.5}, "50% of the evaluation episodes failed while others"),
+        (OPTIONS, {}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no"),
+        (OPTIONS, {"action_saturation": 0.92}, {}, "92% of the policy's actions are at their b"),
         (
+            OPTIONS,
             {},
             {"q_bias": 60.0, "discounted_return": 50.0},
             "Q differs from the discounted returns observed (50) by +60",
         ),
-        ({"dormant_share": 0.7}, {}, "70% of the critic's units are dormant"),
-        ({"effective_batch_share": 0.1}, {}, "importance weights leave 10% of each batch"),
-        ({}, {}, "no figure points to a cause"),
+        (OPTIONS, {"dormant_share": 0.7}, {}, "70% of the critic's units are dormant"),
+        (OPTIONS, {"effective_batch_share": 0.1}, {}, "importance weights leave 10% of each ba"),
+        (OPTIONS, {}, {}, NOTHING),
+        (
+            RANGE_OPTIONS,
+            {"value_edge_mass_high": 0.31},
+            {},
+            "value support too small: 31% of the mass on its upper edge; raise --agent.value-max",
+        ),
+        (
+            RANGE_OPTIONS,
+            {"value_edge_mass_low": 0.31},
+            {},
+            "value support too small: 31% of the mass on its lower edge; lower --agent.value-min",
+        ),
+        # A range derived from the rewards holds all returns; without rewards, all are on its edge.
+        (OPTIONS, {"value_edge_mass_low": 0.31}, {}, NOTHING),
+        (OPTIONS, {"value_edge_mass_high": 0.31}, {}, NOTHING),
+        # The end of a run counts, and not its beginning.
+        (RANGE_OPTIONS, {"value_edge_mass_high": [0.9] * 6 + [0.01] * 3}, {}, NOTHING),
     ],
 )
-def test_causes(tmp_path, learner, evaluator, words):
-    write(tmp_path, STILL, learner or None, **evaluator)
-    (line,) = advice.advise(tmp_path, OPTIONS)
+def test_causes(tmp_path, options, learner, evaluator, words):
+    write(tmp_path, STILL, learner, **evaluator)
+    (line,) = advice.advise(tmp_path, options)
     assert line.startswith("the return did not rise over the last third of the evaluations (480): ")
     assert words in line and "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("side", "words"),
-    [
-        ("high", "value support too small: 31% of the mass on its upper edge; raise --agent.value"),
-        ("low", "value support too small: 31% of the mass on its lower edge; lower --agent.value"),
-    ],
-)
-def test_a_chosen_value_range_may_be_too_small(tmp_path, side, words):
-    write(tmp_path, STILL, {f"value_edge_mass_{side}": 0.31})
-    (line,) = advice.advise(tmp_path, RANGE_OPTIONS)
-    assert f"{words}-{'max' if side == 'high' else 'min'}" in line
-    # A range derived from the rewards holds all returns; without rewards, all are on its edge.
-    (line,) = advice.advise(tmp_path, OPTIONS)
-    assert "no figure points to a cause" in line
-
-
-def test_the_end_of_a_run_counts_and_not_its_beginning(tmp_path):
-    writer = MetricWriter(tmp_path, "environment_steps")
-    for index, value in enumerate(STILL):
-        row = {"episode_return": value, "episode_return_min": 0.0, "episode_return_max": 970.0}
-        writer.write("evaluator", index, row)
-        writer.write("learner", index, {"value_edge_mass_high": 0.9 if index < 6 else 0.01})
-    writer.close()
-    (line,) = advice.advise(tmp_path, RANGE_OPTIONS)
-    assert "no figure points to a cause" in line
 
 
 @pytest.mark.parametrize(
@@ -205,12 +201,10 @@ def test_verdicts(shares, options, words):
     assert line.startswith("bottleneck: ") and words in line
 
 
-@pytest.mark.parametrize(
-    ("steps", "end"), [(1, "both wait"), (2, "a smaller --agent.steps-per-call")]
-)
-def test_calls_of_one_step_cannot_be_smaller(steps, end):
-    options = {**STATE, "agent": {"steps_per_call": steps}}
-    assert advice.verdict({"learner_wait": 0.3, "actor_wait": 0.3}, options).endswith(end)
+def test_calls_of_one_step_cannot_be_smaller():
+    for steps, end in ((1, "both wait"), (2, "a smaller --agent.steps-per-call")):
+        options = {**STATE, "agent": {"steps_per_call": steps}}
+        assert advice.verdict({"learner_wait": 0.3, "actor_wait": 0.3}, options).endswith(end)
 
 
 def test_advice_for_gpus(monkeypatch):
@@ -239,21 +233,18 @@ def test_the_slowest_waits_much_less_than_the_other(actors, learner, slowest):
     assert advice.find_bottleneck(actors, learner) == slowest
 
 
-def test_the_last_row_counts(tmp_path):
-    writer = MetricWriter(tmp_path, "environment_steps")
-    writer.write("time", 100, {"actor_policy": 0.9})
-    writer.write("time", 200, {"actor_policy": 0.25, "actor_wait": 0.5, "learner_step": 0.875})
-    writer.close()
-    assert advice.explain(tmp_path, STATE)[:2] == [
-        "time of the actors: waiting 50%, policy 25%",
-        "time of the learner: steps 88%",
-    ]
-
-
-def test_a_run_without_times_of_both_has_no_verdict(tmp_path):
+def test_the_last_row_counts_if_both_have_reported(tmp_path):
     assert advice.explain(tmp_path, STATE) == []
-    writer = MetricWriter(tmp_path, "environment_steps")
-    writer.write("time", 100, {"actor_policy": 0.9})
-    writer.write("time", 200, {"actor_policy": 0.9, "learner_step": 0.004, "learner_wait": 0.0})
-    writer.close()
-    assert advice.explain(tmp_path, STATE) == []
+    for step, figures, expected in (
+        (100, {"actor_policy": 0.9}, []),
+        (200, {"actor_policy": 0.9, "learner_step": 0.004, "learner_wait": 0.0}, []),
+        (
+            300,
+            {"actor_policy": 0.25, "actor_wait": 0.5, "learner_step": 0.875},
+            ["time of the actors: waiting 50%, policy 25%", "time of the learner: steps 88%"],
+        ),
+    ):
+        writer = MetricWriter(tmp_path, "environment_steps")
+        writer.write("time", step, figures)
+        writer.close()
+        assert advice.explain(tmp_path, STATE)[:2] == expected

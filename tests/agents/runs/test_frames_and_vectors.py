@@ -6,6 +6,7 @@ import pytest
 
 from agents import d4pg, load_policy
 from agents.cli import policies
+from agents.nodes.run_plan import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
@@ -22,6 +23,7 @@ AGENT = dataclasses.replace(
 
 def options(run_dir, **changes):
     settings = {"env": "tests.environments.camera_fakes:robot", "frame": FRAME, "agent": AGENT}
+    settings["evaluation"] = EvaluationSchedule(every=1000, episodes=2, last_episodes=5)
     return pixel_runs.options(run_dir, **(settings | changes))
 
 

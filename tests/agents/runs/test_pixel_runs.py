@@ -1,5 +1,6 @@
-"""Whole runs from pixels: they learn, continue, are filmed, and refuse what does not fit."""
+"""Whole runs from pixels: they continue, are filmed, and refuse what does not fit."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -13,19 +14,18 @@ from agents.cli import policies
 from agents.d4pg import PixelD4PGConfig
 from agents.nodes.run_plan import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
-from agents.runs import advice, preparation
+from agents.runs import preparation
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, options_used
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("plain_graphs")]
 
 TARGET = "environments.fakes:target"
-LENGTH = 20  # The best return; a constant action has 15.
 FRAME = PixelConfig(height=24, width=24)
 SMALL = PixelD4PGConfig(
     policy_layers=(64,),
@@ -53,47 +53,36 @@ def options(run_dir, **changes):
         "frame": FRAME,
         "action_repeat": 1,
         "agent": SMALL,
-        "steps": 1600,
+        "steps": 600,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
         "video": False,
-        "evaluation": EvaluationSchedule(every=800, episodes=2, last_episodes=5),
+        "evaluation": EvaluationSchedule(every=300, episodes=2, last_episodes=2),
     }
     return PixelAgentOptions(**(settings | changes))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A complete run in threads."""
-    run_dir = tmp_path_factory.mktemp("pixels") / "run"
-    assert d4pg.command.train(options(run_dir)) == 0
-    return run_dir
-
-
-def test_it_learns_to_follow_what_it_sees(finished, tmp_path, capsys):
-    returns = read_metrics(finished, "evaluator")["episode_return"]
-    assert returns[-1] > 0.93 * LENGTH, returns
+def test_it_is_shown_and_goes_on(tmp_path, capsys):
+    """test_frames_and_vectors.py shows that such a run learns."""
+    finished = tmp_path / "run"
+    assert d4pg.command.train(options(finished)) == 0
     assert list((finished / "tensorboard" / "pictures").iterdir())
     assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 24
-    assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
-    assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
     assert policies.video([str(finished), "--out", str(tmp_path / "film.gif")]) == 0
     assert (tmp_path / "film.gif").stat().st_size > 100
-
-
-def test_it_goes_on(finished, capsys):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
+    with contextlib.closing(MetricWriter(finished, "environment_steps")) as writer:
+        writer.write("time", 600, {"actor_policy": 0.5, "learner_step": 0.5})
     num_splits = len(read_metrics(finished, "time")["wall_time"])
-    assert advice.explain(finished, {})
     capsys.readouterr()
-    assert d4pg.command.train(options(finished, steps=1700)) == 0
+    assert d4pg.command.train(options(finished, steps=700)) == 0
     # The time split of the first part, with other options, is not printed again; on a slow machine
     # the second part may have one of its own.
     has_split = len(read_metrics(finished, "time")["wall_time"]) > num_splits
     assert has_split or "time of the" not in capsys.readouterr().out
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
-    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
+    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 700
     with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 48"):
         d4pg.command.train(options(finished, frame=PixelConfig(48, 24)))
 

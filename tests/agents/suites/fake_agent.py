@@ -1,11 +1,8 @@
 """An agent that writes the files of a run and learns nothing, registered by the tests."""
 
-import csv
 import dataclasses
 import json
 import os
-import signal
-import time
 from pathlib import Path
 
 from rl_replicator.errors import UsageError
@@ -38,33 +35,23 @@ class FakeOptions:
         return Task(self.env, PixelConfig() if self.pixels else None)
 
 
-def write_run(run_dir, env, seed, evaluations, agent=None):
+def write_run(run_dir, env, seed, evaluations):
     """Writes a run's config and its evaluations, rows of (steps, return)."""
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
-    identity = {"trainable": "fake", "env": env, "seed": seed, "agent": agent or {}}
-    (run_dir / "config.json").write_text(
-        json.dumps(
-            {
-                "trainable": "fake",
-                "identity": identity,
-                "options": {"env": env},
-                "score": {"group": "evaluator", "figure": "episode_return"},
-            }
-        )
-    )
+    config = {
+        "trainable": "fake",
+        "identity": {"trainable": "fake", "env": env, "seed": seed, "agent": {}},
+        "options": {"env": env},
+        "score": {"group": "evaluator", "figure": "episode_return"},
+    }
+    (run_dir / "config.json").write_text(json.dumps(config))
     events.record(run_dir, events.RUN, events.FINISHED)
-    with (run_dir / "metrics" / "evaluator.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            [
-                *("environment_steps", "wall_time", "episode_return", "episode_return_min"),
-                *("episode_return_median", "episode_return_max", "episodes", "learner_steps"),
-            ]
-        )
-        for steps, value in evaluations:
-            writer.writerow(
-                [steps, steps / 10, value, value - 1, value + 0.5, value + 1, 3, steps // 4]
-            )
+    lines = [
+        "environment_steps,wall_time,episode_return,episode_return_min,episode_return_median,"
+        "episode_return_max,episodes,learner_steps",
+        *(f"{n},{n / 10},{x},{x - 1},{x + 0.5},{x + 1},3,{n // 4}" for n, x in evaluations),
+    ]
+    (run_dir / "metrics" / "evaluator.csv").write_text("\n".join([*lines, ""]))
 
 
 class FakeAgent(OwnTrainable):
@@ -78,16 +65,7 @@ class FakeAgent(OwnTrainable):
             file.write(f"{what} {options.seed} {len(os.sched_getaffinity(0))}\n")
         if what == "broken":
             raise UsageError("this one never works")
-        half = (options.steps // 2, 100 * options.seed)
-        ended = []
-        signal.signal(signal.SIGINT, lambda *_: ended.append(True))
-        if what == "endless" and Path("hold").exists():
-            write_run(options.run_dir, options.env, options.seed, [half])
-            (options.run_dir / "is_ready").touch()
-            while not ended:
-                time.sleep(0.05)
-            return 130
-        last = (options.steps, 200 * options.seed)
+        half, last = ((options.steps // part, 200 // part * options.seed) for part in (2, 1))
         write_run(options.run_dir, options.env, options.seed, [half, last])
         return 0
 
@@ -102,7 +80,7 @@ def quick(seed):
     return fakes.target(seed)
 
 
-broken = endless = quick
+broken = quick
 
 
 def pictures(seed):
