@@ -91,6 +91,17 @@ class Task:
         surroundings = self.pixels, self.wrap, self.time_limit, self.repeats
         return catalogue.surround(flat, self.name, seed, *surroundings)
 
+    def model_action_spec(self, environment: Any) -> dm_env.specs.Array:
+        """Returns the spec of the actions of an exported policy: the environment's own.
+
+        A wrapper may change actions, so with wrappers it is that of the agent.
+
+        Args:
+          environment: an environment from `make`.
+        """
+        flat = environment if self.pixels is None else environment.wrapped
+        return flat.action_spec() if self.wrap else flat.own_action_spec
+
     def described(self) -> tuple[specs.EnvironmentSpec, dict[str, Any]]:
         """Returns the specs of the environment, and its form: what gives a policy's numbers their
         meaning, as plain data."""

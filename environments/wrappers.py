@@ -283,10 +283,7 @@ def wrap(
 
 
 def _accepts_seed(wrapper: Wrapper) -> bool:
-    try:
-        parameter = inspect.signature(wrapper).parameters.get("seed")
-    except (TypeError, ValueError):  # Some C callables have no signature.
-        return False
+    parameter = inspect.signature(wrapper).parameters.get("seed")
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return parameter is not None and parameter.kind in by_name
 

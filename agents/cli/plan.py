@@ -57,14 +57,12 @@ def plan(args: Sequence[str]) -> int:
     if not hasattr(trainable, "make_agent"):
         raise UsageError(f"expected an agent after '{_COMMAND}', got {chosen.agent!r}, a learner")
     settings = trainable.parse(theirs, {})
-    names = [field.name for field in dataclasses.fields(Hardware)]
-    hardware = Hardware(**{name: getattr(chosen, name) for name in names})
-    deployment = deploy(settings, hardware)
+    deployment = deploy(settings, chosen)
     if chosen.parts is not None:  # Before the measurement, which would otherwise be lost.
         is_there = chosen.parts.parent.is_dir()
         check_option(is_there, "parts", "a file in a folder that exists", chosen.parts)
     parts = known_parts(trainable, settings, deployment, chosen.parts, chosen.measure_seconds)
-    show(parts, deployment, hardware, settings.steps)
+    show(parts, deployment, chosen, settings.steps)
     return 0
 
 

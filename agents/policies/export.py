@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from agents.learning.weights import check_arrays, named_variables
 from agents.nodes.evaluator import counted
-from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
 from agents.replay.frames import vector_size
 from environments import Environment
@@ -58,7 +57,7 @@ def export_policy(
             variable.assign(arrays[path])
     environment = policy.make_environment(seed=0)
     flat = environment if policy.task.pixels is None else environment.wrapped
-    action_spec = action_range(flat, bool(policy.task.wrap))
+    action_spec = policy.task.model_action_spec(environment)
     to_own = _to_own(action_spec)
     spec, observed = acting.observation_spec, environment.observation_spec()
     inputs = {"observation": _batches(frame_of(observed))}
@@ -155,7 +154,7 @@ def _card(
     facts = {
         "agent": name,
         "task": task,
-        **({WRAPPERS: ", ".join(wrap)} if wrap else {}),
+        **({"wrappers": ", ".join(wrap)} if wrap else {}),
         "environment steps": f"{taken:,}",
         "learner steps": f"{policy.learner_steps:,}",
         "return": _return(policy, run),

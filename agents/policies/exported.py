@@ -18,18 +18,6 @@ from rl_replicator.exports.standalone import Model
 from rl_replicator.runs.plain_data import stored_part
 
 MODEL = "model.npz"
-# The entry of a model card that names the wrappers, if there are any.
-WRAPPERS = "wrappers"
-
-
-def action_range(flat: Any, is_wrapped: bool) -> Any:
-    """Returns the spec of the actions of a model.
-
-    Args:
-      flat: the environment in the agents' form.
-      is_wrapped: whether the model is for the environment with its wrappers.
-    """
-    return flat.action_spec() if is_wrapped else flat.own_action_spec
 
 
 class ExportedActor(core.Actor):
@@ -40,7 +28,7 @@ class ExportedActor(core.Actor):
 
         Args:
           model: the model.
-          action_spec: the spec in whose range the model acts, see `action_range`.
+          action_spec: the spec in whose range the model acts, see `Task.model_action_spec`.
         """
         self._model = model
         self._actions = make_actions(action_spec, "the policy's environment")
@@ -81,8 +69,7 @@ class ExportedPolicy:
         stand for other actions.
         """
         with self.task.make(seed=0) as made:
-            flat: Any = made if self.task.pixels is None else made.wrapped
-            return ExportedActor(self.model, action_range(flat, WRAPPERS in self.model.card))
+            return ExportedActor(self.model, self.task.model_action_spec(made))
 
 
 def load(folder: Path) -> ExportedPolicy:

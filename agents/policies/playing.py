@@ -81,15 +81,13 @@ def film(path: Path) -> Iterator[Show]:
 
     Raises:
       DiskError: if it cannot be written completely, most likely because the disk is full.
-      UsageError: if it cannot be created, is a folder, or is named neither .mp4 nor .gif.
+      UsageError: if it cannot be created, or is named neither .mp4 nor .gif.
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
     path = path.absolute()  # The environment may change the working directory.
     partial = atomic_file.beside(path, f".partial{path.suffix}")
     with _creating(path):  # Before the episode is played: these errors come early.
-        if path.is_dir():
-            raise UsageError(f"--out: expected a file, got {path}, a folder; choose another")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
     # imageio would fork this process, which may hang in the handlers of gRPC's threads.

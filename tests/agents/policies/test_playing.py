@@ -55,17 +55,9 @@ def test_the_encoder_of_a_film_is_no_fork(tmp_path):
         assert os.getpgid(encoder.pid) == os.getpgid(0)
 
 
-def test_a_folder_in_the_place_of_a_film_is_refused_before_the_first_frame(tmp_path):
+def test_a_folder_in_the_place_of_a_film_is_named(tmp_path):
     (tmp_path / "film.gif").mkdir()
-    message = "expected a file, got .*film.gif, a folder; choose another"
-    with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif"):
-        pytest.fail("an episode is played")
-    assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
-
-
-def test_a_folder_that_comes_while_the_film_is_made_is_named(tmp_path):
     message = "--out: cannot write to .*: .*Is a directory"
     with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif") as add:
         _add(add, 1)
-        (tmp_path / "film.gif").mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
