@@ -85,7 +85,6 @@ COMMANDS = {
     "video nowhere": "expected the directory of a run",
     "play LONG": "expected a path that .* of 300 characters",
     "plot": "expected at least one RUN_DIR, got none",
-    "plot LONG": "of 300 characters; choose a shorter one",
     "plot nowhere --out a.jpg": "--out: expected a name that ends in .png",
     "compare nowhere": "expected",
     "report nowhere --out a.pdf": "--out: expected a name that ends in .html",
@@ -95,7 +94,6 @@ COMMANDS = {
     "zoo run --out LONG": "--out: cannot write aaa .* File name too long",
     "gone": "expected the command 'gone' at agents.cli.gone:run: No module named",
     "envs --all": "Unrecognized options: --all",
-    "doctor more": "Unrecognized options: more",
 }
 LSTM = "--agent.memory.core lstm"
 TRAIN = {
@@ -152,7 +150,6 @@ TRAIN = {
     "d4pg ENV --agent.exploration-sigma 1e9": "expected a number from 0 to 10, got 1000000000.0",
     "d4pg ENV --learner-gpus 999 --launch processes": "--learner-gpus: expected at most .* GPUs",
     "d4pg ENV --learner-gpus 1": "--learner-gpus: expected --launch processes or ray with it",
-    "d4pg ENV --agent.encoder small": "Unrecognized options: --agent.encoder, small",
     "d4pg ENV --address 10.0.0.1:6379": "--address: expected --launch ray, got threads",
     "d4pg ENV --caches 2": "--caches: expected 0 to one per actor, got 2",
     "d4pg ENV --actors 3 --replay-shards 2": "--replay-shards: expected a divisor of 3, .* got 2",
@@ -170,8 +167,6 @@ TRAIN = {
     "d4pg ENV --evaluation.max-episode-steps 0": "max-episode-steps: expected at least 1, got 0",
     "d4pg ENV --preset papr": "expected default or paper or recurrent or simba or xqc, got papr",
     "d4pg ENV --pixels --preset paper": "--preset: expected default, got paper",
-    "td3 ENV --preset drq_v2": "--preset: expected default, got drq_v2",
-    "sac ENV --preset paper": "--preset: expected default, got paper",
     "d4pg ENV --agent.memory.size 0": "--agent.memory.size: expected 1 to",
     "d4pg ENV --agent.memory.overlap 20": "memory.overlap: expected from 0 to less than",
     "d4pg ENV --agent.memory.burn-in -1": "memory.burn-in: expected a number from 0",
@@ -203,7 +198,6 @@ SWEEP = {
     f"{HILL} --search 'x=choice(1)'": "two different values or more",
     f"{HILL} --search 'plase=uniform(0,1)'": "Perhaps you meant: --place",
     f"{HILL} --search 'shape.height=uniform(0,1.5)'": "Error parsing --shape.height",
-    f"{HILL} --search 'shape.height=loguniform(1,9)'": "Error parsing --shape.height",
     f"{HILL} --search 'place=uniform(0,1)' --place 3": "either searched or set",
     f"{HILL} --search 'seed=choice(1,2)'": "--search: expected no seed, which",
     f"{HILL} '--search=--place=uniform(0,1)'": "expected 'option=expression', such as 'agent",
@@ -218,7 +212,6 @@ SWEEP = {
     f"{CLIMBER} --scheduler pbt --search 'rate=uniform(0,1)'": "--interval: expected at least 1",
     f"{CLIMBER} {PBT} 'rate=uniform(0,1)' --trials 1": "at least 2 with pbt, got 1",
     f"{CLIMBER} {PBT} 'layers=choice(8 8,64)'": "--search layers: expected a real number",
-    f"{CLIMBER} {PBT} 'width=randint(1,8)'": "--search width: expected a real number",
     f"{CLIMBER} {PBT} 'patience=uniform(0,1)'": "--search patience: expected a real number",
     f"d4pg ENV {PBT} 'agent.policy-layers=choice(8,8 8)'": "that a checkpoint fixes",
     f"d4pg ENV {PBT} 'agent.discount=uniform(0.9,0.99)'": "that a checkpoint fixes",

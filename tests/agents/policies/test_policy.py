@@ -12,7 +12,6 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 import agents
 import rl_replicator as rr
 from agents.policies.policy import max_actions
-from agents.runs.options import AgentOptions
 from agents.task import Task
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -154,20 +153,6 @@ def test_a_nested_observation_of_ones_own_environment_is_refused(trained):
     np.testing.assert_array_equal(numbers, policy.act(np.array([0.5, 1.0], np.float32)))
 
 
-def test_a_run_without_a_best_checkpoint_says_so(run_dir):
-    shutil.rmtree(run_dir / "best")
-    with pytest.raises(rr.UsageError, match="best, found none yet; train for longer"):
-        agents.load_policy(run_dir, best=True)
-
-
-def test_a_mistyped_option_leaves_the_run_alone(run_dir, capsys):
-    before = (run_dir / "config.json").read_bytes()
-    status, out, err = command(capsys, "train", "--run-dir", run_dir, "--stpes", 900)
-    assert (status, out) == (2, "") and "Unrecognized options: --stpes" in err
-    assert "--steps INT" in err[err.index("Perhaps you meant") :]
-    assert (run_dir / "config.json").read_bytes() == before
-
-
 def test_another_agent_is_refused(run_dir, capsys):
     status, _, err = command(capsys, "train", "sac", "--run-dir", run_dir)
     assert status == 2 and "expected the settings of sac" in err and "got those of td3" in err
@@ -226,13 +211,3 @@ def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path.parent))  # Expands `~`, as `rl_replicator.train` does.
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(f"~/{tmp_path.name}")
-
-
-def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line():
-    from agents import td3
-
-    identity = {**AgentOptions(env="cartpole:swingup", agent=td3.command.config()).identity}
-    assert td3.command.restore(identity)[0].name == "cartpole:swingup"
-    del identity["agent"]
-    with pytest.raises(rr.UsageError, match="expected 'agent' among the stored .* got none"):
-        td3.command.restore(identity)
