@@ -29,10 +29,10 @@ def test_the_same_on_one_device_and_on_two_replicas(name):
     assert len(one) >= 4
     # test_collectives.py covers `all_gather` in several processes, and test_replicators.py covers
     # steps that share their input on several devices.
-    if name == "contrastive":
-        many = printed(*python, program, "multi_device:2")
-    else:
+    if name == "gan":
         many = printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker")
+    else:
+        many = printed(*python, program, "multi_device:2")
     assert many.shape == one.shape
     # The GAN's two players amplify rounding differences: to 1e-5 at step 10 and 2e-3 at step 25, on
     # a processor that rounds one batch differently from two halves.
