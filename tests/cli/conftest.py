@@ -1,5 +1,6 @@
 """Fixtures that run the command line, in this process or in its own."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_replicator.cli import main
+from tests.distributions import install
 
 ROOT = Path(__file__).parents[2]
 # The tests of other packages may have set these.
@@ -17,15 +19,8 @@ CHOSEN_BY_MAIN = ("TF_CPP_MIN_LOG_LEVEL", "GRPC_VERBOSITY", "MUJOCO_GL")
 @pytest.fixture
 def distribution(tmp_path):
     """Fakes installed distributions: `distribution(name, version, entry_points)`."""
-    site = tmp_path / "site"
-
-    def make(name, version, entry_points=""):
-        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(entry_points)
-
-    make.site = site
+    make = functools.partial(install, tmp_path / "site")
+    make.site = tmp_path / "site"
     return make
 
 

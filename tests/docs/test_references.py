@@ -13,6 +13,7 @@ from rl_replicator.learners.command import LearnerCommand
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from tests import structure
+from tests.distributions import install
 from tests.docs import references
 from tests.docs.references import DOCUMENTS, ROOT
 
@@ -60,10 +61,7 @@ def parsed(monkeypatch, tmp_path):
     monkeypatch.setattr("agents.cli.plan.known_parts", lambda *arguments: use(*arguments))
     monkeypatch.setattr("agents.cli.plan.show", lambda *_: None)
     # The entry points of this tree, whatever is installed.
-    info = tmp_path / "site" / "rl_replicator-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rl-replicator\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(references.entry_points())
+    install(tmp_path / "site", "rl-replicator", "0", references.entry_points())
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))

@@ -408,7 +408,7 @@ def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     card = (out / "README.md").read_text()
     assert f"| wrappers | {wrap} |" in card and "| action | float32 [2], within [-1, 1] |" in card
     assert ", after every 2 environment steps, in which the action is repeated |" in card
-    assert "the wrapped environment as the agent sees it: one vector" in card
+    assert "the wrapped environment as the agent sees it" in card
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.processes import gpus
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.waiting import wait_until
 
 TOUCH = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
 LINGER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
@@ -42,28 +42,29 @@ def make(run, every, code=TOUCH, restored=0):
 
 
 def films(run, *expected, made=None, steps=0):
-    """The films, once they are as expected, or after a timeout; ticks at `steps` meanwhile.
+    """Waits until the films are as expected; ticks at `steps` meanwhile.
 
     The random digits in the names of unfinished films are removed.
     """
-    deadline, found = time.monotonic() + 60, None
-    while found != [*expected] and time.monotonic() < deadline:
+
+    def are_there():
         if made is not None:
             made.tick(steps)
         names = (path.name for path in run.path.glob("films/*"))
         found = sorted(re.sub(r"-[0-9a-f]{8}\.partial", ".partial", name) for name in names)
-        time.sleep(0.02)
-    return found == [*expected]
+        return found == [*expected]
+
+    wait_until(are_there, 60, pause=0.02)
 
 
 def test_a_film_every_so_many_steps_of_the_whole_run(run):
     one = make(run, 1000, restored=2300)
     one.tick(2990)
-    assert films(run, "000003010.mp4", made=one, steps=3010)
+    films(run, "000003010.mp4", made=one, steps=3010)
     one.tick(3900)  # The next one is due at 4,000, not 1,000 steps after the last.
-    assert films(run, "000003010.mp4", "000004000.mp4", made=one, steps=4000)
+    films(run, "000003010.mp4", "000004000.mp4", made=one, steps=4000)
     one.close()
-    assert films(run, "000003010.mp4", "000004000.mp4")
+    films(run, "000003010.mp4", "000004000.mp4")
 
 
 def test_no_film_without_a_checkpoint_or_without_the_option(tmp_path, run):
@@ -75,9 +76,9 @@ def test_no_film_without_a_checkpoint_or_without_the_option(tmp_path, run):
 
 def test_the_end_of_a_run_ends_its_film_and_says_so(run, caplog):
     one = make(run, 1000, UNFINISHED)
-    assert films(run, ".000001000.partial.mp4", made=one, steps=1000)
+    films(run, ".000001000.partial.mp4", made=one, steps=1000)
     one.tick(2000)  # One at a time.
-    assert films(run, ".000001000.partial.mp4")
+    films(run, ".000001000.partial.mp4")
     one.close()
     assert not (run.path / "films").exists()
     with pytest.raises(ProcessLookupError):
@@ -89,9 +90,10 @@ def test_the_end_of_a_run_ends_its_film_and_says_so(run, caplog):
 
 def test_the_end_of_a_run_keeps_a_film_that_is_complete(run, caplog):
     one = make(run, 1000, LINGER)
-    assert films(run, "000001000.mp4", made=one, steps=1000)
+    films(run, "000001000.mp4", made=one, steps=1000)
     one.close()
-    assert films(run, "000001000.mp4") and not caplog.records
+    films(run, "000001000.mp4")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,7 @@ def test_a_film_that_fails_is_one_warning_and_the_last(run, capfd, caplog, words
     starts = []
     one = Films(run, 10, lambda run_dir, out: starts.append(out) or words)
     one.tick(0)
-    deadline = time.monotonic() + 60
-    while len(caplog.records) < 2 and time.monotonic() < deadline:
-        one.tick(10)
-        time.sleep(0.02)
+    wait_until(lambda: one.tick(10) or len(caplog.records) == 2, 60, pause=0.02)
     one.tick(20)
     one.close()
     assert [record.getMessage() for record in caplog.records] == [

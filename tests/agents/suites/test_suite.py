@@ -21,6 +21,7 @@ from rl_replicator.experiments.trial import TrialState as State
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.suites.fake_agent import fake, write_run
+from tests.distributions import install
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
@@ -31,11 +32,8 @@ TASKS = "tests.agents.suites.fake_agent"
 def shared_ray(tmp_path_factory):
     """One Ray for all suites of this process, whose workers find the fake agent."""
     site = tmp_path_factory.mktemp("site")
-    info = site / "tests_of_suites-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests-of-suites\nVersion: 1.0\n")
     groups = f"[rl_replicator.trainables]\nfake = {TASKS}:fake\n"
-    (info / "entry_points.txt").write_text(groups)
+    install(site, "tests-of-suites", "1.0", groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
         patch.syspath_prepend(str(site))
