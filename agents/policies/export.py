@@ -162,8 +162,7 @@ def _card(
         "action": _action(action_spec),
         **({} if license_name is None else {"licence": license_name}),
     }
-    is_from_pixels = policy.task.pixels is not None
-    usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")
+    usage = _USAGE[policy.task.pixels is not None] + (_WRAPPED if wrap else "")
     usage += "" if getattr(policy.agent, "memory", None) is None else _REMEMBERED
     return Card(f"{name} on {task}", facts, usage, identity, packages_of(environment))
 
@@ -253,13 +252,6 @@ _REMEMBERED = (
     " Input `state`: [B, K] float32, the memory: the output `next_state` of the call before, or "
     "zeros at the start of an episode."
 )
-_WRAPPED = {
-    False: (
-        " This is the wrapped environment as the agent sees it: one vector, and actions in [-1, 1] "
-        "or numbered."
-    ),
-    True: (
-        " This is the wrapped environment as the agent sees it, with actions in [-1, 1] or "
-        "numbered."
-    ),
-}
+_WRAPPED = (
+    " This is the wrapped environment as the agent sees it, with actions in [-1, 1] or numbered."
+)

@@ -145,7 +145,8 @@ def is_complete(run: RunDirectory, options: AgentOptions) -> bool:
     # More actors may have taken them. The last, repeated actions of each may exceed the steps.
     excess = options.actors * options.task.action_repeat
     target = run.config()["options"].get("steps", steps)
-    is_evaluated = not options.env or evaluated_at(run) == steps
+    evaluated_at = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
+    is_evaluated = not options.env or evaluated_at[-1:].tolist() == [steps]
     if done >= steps and is_evaluated and target <= steps:
         return True
     check_option(
@@ -155,12 +156,6 @@ def is_complete(run: RunDirectory, options: AgentOptions) -> bool:
         f"{steps:,}",
     )
     return False
-
-
-def evaluated_at(run: RunDirectory) -> float | None:
-    """Returns the environment steps of a run at its newest evaluation; None before the first."""
-    steps = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
-    return float(steps[-1]) if len(steps) else None
 
 
 def report(run: RunDirectory, options: AgentOptions, has_times: bool) -> None:
