@@ -56,9 +56,6 @@ still_pictures = functools.partial(
 drawn_small = functools.partial(
     good, render=lambda height, width, camera_id: np.zeros((24, 24, 3), np.uint8)
 )
-drawn_grey = functools.partial(
-    good, render=lambda height, width, camera_id: np.zeros((height, width))
-)
 unbounded = functools.partial(good, action_spec=lambda: specs.Array((1,), np.float32))
 no_specs = functools.partial(good, observation_spec=lambda: good.no_such_attribute)
 bad_close = functools.partial(good, close=lambda: _fail(RuntimeError("was never open")))

@@ -121,16 +121,6 @@ def test_a_film_of_an_environment_that_fails_blames_no_disk(folder, monkeypatch)
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
-def test_a_film_takes_frames_of_its_size_alone(folder):
-    path, _ = folder
-    for name, output in (("drawn_small", "a.mp4"), ("drawn_grey", "a.gif")):
-        words = ["--env", f"tests.environments.faulty:{name}", "--out", output]
-        expected = r"expected uint8 \[240, 320, 3\]"
-        with pytest.raises(environments.EnvironmentDataError, match=expected):
-            policies.play([str(path), *words])
-    assert [found.name for found in path.parent.iterdir()] == ["policy"]
-
-
 def test_a_window_without_tkinter_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian's Python comes without it.
     with pytest.raises(UsageError, match=r"expected Python's tkinter .*--out"):
@@ -162,8 +152,6 @@ def test_another_environment_must_fit(folder, tmp_path):
         policies.play([str(path), "--env", f"{wide_target.__name__}:make_numbered"])
     with pytest.raises(UsageError, match=r"expected a run directory or a policy exported"):
         policies.play([str(tmp_path)])
-    with pytest.raises(UsageError, match=r"expected a path that .* of 300 characters"):
-        policies.play(["a" * 300])
     with pytest.raises(UsageError, match=r"a file named .mp4 or .gif, got a.avi"):
         policies.play([str(path), "--out", "a.avi"])
     with pytest.raises(SystemExit, match="2"):
@@ -184,16 +172,10 @@ def test_a_policy_that_is_none_is_refused_in_one_line(folder):
     with np.load(file) as found:
         arrays = dict(found)
     program = json.loads(str(arrays["program"]))
-    for op, attributes in (
-        ("load", {}),  # A name of NumPy, but no operation.
-        ("Reduce", {"kind": "load", "axes": [1], "keep": False}),
-        ("Tanh", {"axis": 1}),
-        ("Slice", {"starts": "x", "stops": [None], "steps": [0]}),
-    ):
-        program["operations"][1] = {"op": op, "in": ["a"], "out": "b", **attributes}
-        np.savez(file, **{**arrays, "program": np.array(json.dumps(program))})
-        with pytest.raises(UsageError, match=rf"{expected}\w+Error"):
-            policies.play([str(path)])
+    program["operations"][1] = {"op": "Tanh", "in": ["a"], "out": "b", "axis": 1}
+    np.savez(file, **{**arrays, "program": np.array(json.dumps(program))})
+    with pytest.raises(UsageError, match=rf"{expected}\w+Error"):
+        policies.play([str(path)])
     card = json.loads(str(arrays["card"]))
     del card["config"]
     np.savez(file, **{**arrays, "card": np.array(json.dumps(card))})

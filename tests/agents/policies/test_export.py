@@ -240,13 +240,6 @@ def test_an_exported_policy_remembers_an_episode_and_forgets_it(exported):
     assert "Input `state`: [B, K]" in card
 
 
-def test_actions_are_in_the_range_of_the_environment(exported):
-    actions = np.load(exported / "td3" / "expected.npz")["action"]  # [B, 1, 2]
-    assert actions.shape == (OBSERVATIONS, 1, 2)
-    assert (actions >= [-3.0, 0.0]).all() and (actions <= [5.0, 0.25]).all()
-    assert np.ptp(actions[..., 0]) > 0.1 and not np.allclose(actions[..., 1], 0.125)
-
-
 def test_discrete_actions_are_those_of_the_environment(exported):
     """Of two dials, from 0 and from 5, and legal; an exported policy plays by them."""
     card = (exported / "dqn" / "numpy" / "README.md").read_text()
