@@ -235,10 +235,10 @@ def _run_script(folder, arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_module_in_a_folder_with_the_name_of_a_package_of_ours(command, tmp_path):
+def test_a_module_in_a_folder_with_the_name_of_a_package_of_ours(call, tmp_path):
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "mine.py").touch()
-    done = command("check-env", "environments.mine:make")
+    done = call("check-env", "environments.mine:make")
     assert done.returncode == 2
     assert f"so rename {tmp_path / 'environments'}; " in done.stderr
 
