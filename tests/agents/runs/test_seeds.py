@@ -12,7 +12,7 @@ OPTIONS = (
     "train d4pg --env tests.agents.runs.recording_target:make --envs-per-actor 4"
     " --no-video --evaluation.every 100000 --evaluation.last-episodes 1"
     " --agent.policy-layers 8 --agent.critic-layers 8 --agent.global-batch-size 4"
-    " --agent.replay.min-size 20 --agent.replay.samples-per-insert 16"
+    " --agent.replay.min-size 1000"  # The learner takes no step, and compiles none.
     " --agent.exploration-random-steps 100000"
 )
 
