@@ -50,9 +50,9 @@ def test_it_learns_and_is_evaluated(command, tmp_path, capsys):
     config = command.config()
     options = AgentOptions(
         env="environments.fakes:target",
-        steps=2500,
+        steps=1200,
         run_dir=tmp_path / "run",
-        evaluation=EvaluationSchedule(every=2000, episodes=3, last_episodes=5),
+        evaluation=EvaluationSchedule(every=800, episodes=3, last_episodes=5),
         agent=dataclasses.replace(
             config,
             policy_layers=(32, 32),
