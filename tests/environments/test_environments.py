@@ -362,7 +362,7 @@ def test_seeds_out_of_range(seed):
 
 
 def test_a_process_that_trains_from_state_loads_little_and_tells_nothing():
-    """No OpenGL before a fork, and none of MuJoCo's notes on the humanoid's model."""
+    """No OpenGL before a fork, and none of MuJoCo's notes on the cheetah's model."""
     code = """
 import os, sys
 import environments
@@ -376,7 +376,7 @@ assert not loaded("dm_control.suite")
 import numpy as np
 from environments import engines
 engines.check_envpool("cartpole:swingup")  # As the launcher does, which must not load GL either.
-for name in ("cartpole:swingup", "quadruped:escape", "humanoid:run"):
+for name in ("cartpole:swingup", "quadruped:escape", "cheetah:run"):
     environment = environments.make(name, seed=0)
     for _ in range(3):
         environment.step(np.zeros(environment.action_spec().shape, np.float32))
