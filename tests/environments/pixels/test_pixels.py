@@ -362,6 +362,19 @@ def test_contexts_of_dm_control_belong_to_no_thread():
     physics.free()
 
 
+def test_a_context_of_dm_control_that_is_still_open_at_the_end_of_its_process():
+    words = """
+from environments.pixels import rendering
+rendering.enable()
+from dm_control import suite
+physics = suite.load("cartpole", "swingup").physics
+physics.render(24, 24)
+suite.physics = physics  # Freed with the modules, when nothing can be imported.
+"""
+    run = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 class _DrawnByDmControl(gymnasium_fake.Seven):
     """Draws with dm_control's own context."""
 
@@ -450,7 +463,7 @@ def test_the_garbage_collector_makes_no_opengl_call():
 
 
 def test_a_process_that_draws_until_it_ends():
-    """The first frame loads OpenGL; at the end, daemon threads draw, and contexts are open."""
+    """The first frame loads OpenGL; at the end, daemon threads draw."""
     script = """
 import sys, threading, time
 import environments
@@ -460,10 +473,6 @@ made = [environments.make("cartpole:swingup", seed=0, pixels=config) for _ in ra
 assert "OpenGL" not in sys.modules and "libEGL" not in open("/proc/self/maps").read()
 made[0].reset()
 assert "OpenGL" in sys.modules
-from dm_control import suite
-physics = suite.load("cartpole", "swingup").physics
-physics.render(24, 24)
-suite.physics = physics  # Freed with the modules, when nothing can be imported.
 drawn = []
 
 def draw(environment):
@@ -479,7 +488,6 @@ while len(drawn) < 6:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Exception ignored" not in done.stderr
 
 
 def test_the_line_of_a_run():
