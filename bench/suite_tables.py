@@ -12,9 +12,11 @@ them; copy the `results.csv` of a suite to docs/results/ first.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 
@@ -54,6 +56,14 @@ def rewrite(text: str, directory: Path) -> str:
     return _BLOCK.sub(table, text)
 
 
+def read(path: Path) -> list[ResultRow]:
+    """Reads what `agents.suites.results.write` wrote."""
+    kinds = get_type_hints(ResultRow)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [ResultRow(**{name: kinds[name](row[name] or "nan") for name in kinds}) for row in rows]
+
+
 def _table(sources: str, directory: Path) -> list[str]:
     lines: list[Sequence[str]] = []
     for source in sources.split(";"):
@@ -66,7 +76,7 @@ def _table(sources: str, directory: Path) -> list[str]:
         if not path.exists():
             raise UsageError(f"expected a result file {path}, found none")
         marks = [int(mark) for mark in match["marks"].split()]
-        lines += _rows(results.read(path), marks, directory)
+        lines += _rows(read(path), marks, directory)
     # A column that is empty in all rows is left out.
     used = [index for index, name in enumerate(_HEAD) if any(line[index] for line in lines)]
     cells = [_HEAD, ["---"] * len(_HEAD), *lines]

@@ -64,7 +64,6 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
         environment,
         action_spec=_limited(environment.action_spec()),
         reward_spec=specs.BoundedArray((), np.float32, -np.inf if is_unlimited else 0.0, 1.0),
-        random=flat.NumpyRandomness(random),
         render=camera.Camera(lambda: environment.physics),
         name=f"{domain}:{task}",
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from agents.suites import board, results
@@ -21,7 +22,7 @@ from rl_replicator.errors import UsageError, check_option
 from rl_replicator.experiments import driver
 from rl_replicator.experiments.experiment import Experiment
 from rl_replicator.experiments.trial import Trial, TrialRun, TrialState
-from rl_replicator.runs import evaluations, events
+from rl_replicator.runs import evaluations, events, statistics
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 
@@ -191,9 +192,10 @@ class SuitePlan(Experiment):
             print(f"left out {path}: {reason}", file=sys.stderr)
         asked = {(one.values["env"], int(one.values["seed"])): one for one in trials}
         marked = results.at_end((row for row in rows if (row.task, row.seed) in asked), self.steps)
-        if marked:
-            for name, interval in results.summarize(marked).items():
-                print(f"{name} of {len(marked)} tasks: {interval}")
+        scores = [np.array([row.return_mean for row in found]) for found in marked.values()]
+        for name, measure in statistics.MEASURES.items() if scores else ():
+            interval = statistics.bootstrap(measure, scores)
+            print(f"{name} of {len(scores)} tasks: {interval}")
         has_others = any((row.task, row.seed) not in asked for row in rows)
         about = ", of all runs there" if has_others else ""
         path = self.run_dir

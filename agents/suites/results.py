@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,6 @@ class ResultRow:
     failed_share: float
     episodes: int
     clock_seconds: float
-
-
-_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
 
 def read_run(run_dir: Path) -> list[ResultRow]:
@@ -116,25 +113,6 @@ def _cell(value: Any) -> str:
     return "" if math.isnan(value) else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def read(path: Path) -> list[ResultRow]:
-    """Reads what `write` wrote.
-
-    Raises:
-      UsageError: if the file has other columns.
-    """
-    kinds = {field.name: _TYPES[str(field.type)] for field in dataclasses.fields(ResultRow)}
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if list(reader.fieldnames or ()) != list(kinds):
-            raise UsageError(
-                f"expected the columns {', '.join(kinds)} in {path}, got "
-                f"{', '.join(reader.fieldnames or ()) or 'none'}"
-            )
-        return [
-            ResultRow(**{name: kinds[name](row[name] or "nan") for name in kinds}) for row in reader
-        ]
-
-
 def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
     """Returns the evaluation of each run at a number of environment steps.
 
@@ -173,21 +151,6 @@ def at_end(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
     rows = list(rows)
     complete = {(row.task, row.seed) for row in rows if row.environment_steps >= steps}
     return at_mark((row for row in rows if (row.task, row.seed) in complete), steps)
-
-
-def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics.Interval]:
-    """Computes the measures over all tasks and seeds, with 95 % bootstrap intervals.
-
-    Args:
-      marked: rows from `at_end` or `at_mark`; not empty.
-
-    Returns:
-      For each of `statistics.MEASURES` its value and interval.
-    """
-    scores = [np.array([row.return_mean for row in rows]) for rows in marked.values()]
-    return {
-        name: statistics.bootstrap(measure, scores) for name, measure in statistics.MEASURES.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True)

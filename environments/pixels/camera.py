@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ FAST = RenderSettings(
     flags_off=("shadow", "reflection"),
     quality=(("offsamples", 0), ("shadowsize", 0), ("numslices", 16), ("numstacks", 8)),
 )
-RENDER_SETTINGS = MappingProxyType({"exact": EXACT, "fast": FAST})
+RENDER_SETTINGS = {"exact": EXACT, "fast": FAST}
 
 
 class Camera:

@@ -35,7 +35,7 @@ def directory(tmp_path):
         row("hopper:hop", 1, 100_000, 10.0, 125.0),
     ]
     results.write(tmp_path / "a.csv", rows)
-    assert results.read(tmp_path / "a.csv") == rows
+    assert suite_tables.read(tmp_path / "a.csv") == rows
     (tmp_path / "anchors.csv").write_text(ANCHORS.read_text())
     return tmp_path
 
