@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from environments.errors import (
     EnvironmentNameError,
@@ -39,28 +39,6 @@ def names() -> tuple[str, ...]:
     from environments import suite
 
     return suite.names()
-
-
-@overload
-def make(
-    name: str,
-    seed: int,
-    pixels: None = None,
-    wrap: Sequence[str] = (),
-    time_limit: int | None = None,
-    action_repeat: int | None = None,
-) -> Environment: ...
-
-
-@overload
-def make(
-    name: str,
-    seed: int,
-    pixels: PixelConfig | None,
-    wrap: Sequence[str] = (),
-    time_limit: int | None = None,
-    action_repeat: int | None = None,
-) -> Environment | PixelEnvironment: ...
 
 
 def make(
