@@ -15,9 +15,6 @@ FRAME = environments.PixelConfig(height=8, width=12)
 # test_numbers_and_form covers the tasks of dm_control.
 MAKERS = {
     "chain": functools.partial(environments.make, "environments.fakes:chain", 1),
-    "truncated_chain": functools.partial(
-        environments.make, "environments.fakes:truncated_chain", 1
-    ),
     "target": functools.partial(environments.make, "environments.fakes:target", 1),
     "raw chain": fakes.Chain,
     "limited": lambda: environments.make("environments.fakes:chain", 1, time_limit=3),

@@ -63,15 +63,6 @@ def test_a_package_registers_its_namespace_by_an_entry_point(monkeypatch):
         environments.make("gym:toys/Od-v0", seed=0)
 
 
-def test_cartpole_plays():
-    environment = environments.make("gym:CartPole-v1", seed=0)
-    act = flat.random_policy(environment, np.random.default_rng(0))
-    timestep = environment.reset()
-    for _ in range(300):
-        timestep = environment.step(act(timestep.observation))
-    assert environment.own_action_spec.shape == ()
-
-
 @pytest.mark.parametrize(
     ("action", "message"),
     [

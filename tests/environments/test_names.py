@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import re
-import sys
 
 import gymnasium
 import numpy as np
@@ -56,6 +55,7 @@ def test_pendulum_of_gymnasium():
 
 
 def test_options_of_an_id_follow_it():
+    """The module that registers it comes first."""
     name = 'gym:tests.environments.odd:tests/Named-v0{"length": 6}'
     timesteps = _play(environments.make(name, seed=0), 6)
     assert [timestep.last() for timestep in timesteps] == [False] * 6 + [True]
@@ -68,21 +68,6 @@ def test_options_of_an_id_are_part_of_the_task():
         ConfigError, match="expected a JSON object in braces, for an environment gym"
     ):
         AgentOptions(env="cartpole:swingup", env_options='{"g": 9.0}', agent=D4PGConfig())
-
-
-def test_a_module_that_registers_its_environments(tmp_path, monkeypatch):
-    (tmp_path / "registering.py").write_text(
-        "import gymnasium\n"
-        "from tests.environments.gymnasium_fake import Seven\n"
-        "gymnasium.register('own/Own-v0', Seven, kwargs={'terminates': True})\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        timesteps = _play(environments.make("gym:registering:own/Own-v0", seed=0), 7)
-        assert timesteps[-1].last() and timesteps[-1].discount == 0.0
-    finally:
-        gymnasium.registry.pop("own/Own-v0", None)
-        sys.modules.pop("registering", None)
 
 
 @pytest.mark.parametrize(
