@@ -11,7 +11,9 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 import agents
 import rl_replicator as rr
+from agents import td3
 from agents.policies.policy import max_actions
+from agents.runs.options import AgentOptions
 from agents.task import Task
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -211,3 +213,11 @@ def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path.parent))  # Expands `~`, as `rl_replicator.train` does.
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(f"~/{tmp_path.name}")
+
+
+def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line():
+    identity = {**AgentOptions(env="cartpole:swingup", agent=td3.command.config()).identity}
+    assert td3.command.restore(identity)[0].name == "cartpole:swingup"
+    del identity["agent"]
+    with pytest.raises(rr.UsageError, match="expected 'agent' among the stored .* got none"):
+        td3.command.restore(identity)
