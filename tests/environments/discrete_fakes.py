@@ -116,25 +116,7 @@ class SeenButtons(Buttons):
         self.observation_space = spaces.Dict({**self.observation_space.spaces, "image": image})
 
 
-class Bits(Buttons):
-    """`Buttons` that takes three bits."""
-
-    def __init__(self, seed: int):
-        super().__init__(seed, is_masked=False)
-        self.action_space = spaces.MultiBinary(3)
-
-
-def make_catch(seed: int) -> Catch:
-    return Catch(seed)
-
-
-def make_target(seed: int) -> DiscreteTarget:
-    return DiscreteTarget(seed)
-
-
-def make_buttons(seed: int) -> Buttons:
-    return Buttons(seed)
-
-
-def make_seen_buttons(seed: int) -> SeenButtons:
-    return SeenButtons(seed)
+make_catch = Catch
+make_target = DiscreteTarget
+make_buttons = Buttons
+make_seen_buttons = SeenButtons

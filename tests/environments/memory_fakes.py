@@ -43,5 +43,4 @@ class DiscreteRecall(dm_env.Environment):
         return specs.BoundedArray((), np.float64, 0.0, 1.0, "reward")
 
 
-def make_discrete_recall(seed):
-    return DiscreteRecall(seed)
+make_discrete_recall = DiscreteRecall

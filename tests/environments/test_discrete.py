@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import environments
 from environments import PixelConfig, PixelEnvironment, examination, flat
-from tests.environments.discrete_fakes import Bits, Buttons, Catch, SeenButtons
+from tests.environments.discrete_fakes import Buttons, Catch, SeenButtons
 
 
 def test_every_combination_of_several_numbers_is_one_action():
@@ -39,7 +39,7 @@ def test_every_combination_of_several_numbers_is_one_action():
     ],
 )
 def test_spaces_of_gymnasium(space, own):
-    inner = Bits(0)
+    inner = Buttons(0, is_masked=False)
     inner.action_space = space
     environment = environments.adapt(inner)
     environment.reset()

@@ -22,9 +22,5 @@ class NumberedTarget(WideTarget):
         return specs.BoundedArray((1,), int, -2, 2)
 
 
-def make(seed):
-    return WideTarget(seed)
-
-
-def make_numbered(seed):
-    return NumberedTarget(seed)
+make = WideTarget
+make_numbered = NumberedTarget

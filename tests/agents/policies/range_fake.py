@@ -40,8 +40,7 @@ class Ranged(dm_env.Environment):
         return self._random.randint(0, 256, (height, width, 3)).astype(np.uint8)
 
 
-def make(seed):
-    return Ranged(seed)
+make = Ranged
 
 
 class _Pictures(Ranged):
@@ -54,8 +53,7 @@ class _Pictures(Ranged):
         return specs.Array((8, 8, 3), np.uint8)
 
 
-def pictures(seed):
-    return _Pictures(seed)
+pictures = _Pictures
 
 
 class _Scalar(Ranged):
@@ -71,8 +69,7 @@ class _Scalar(Ranged):
         return specs.BoundedArray((), np.float64, -3.0, 5.0)
 
 
-def scalar(seed):
-    return _Scalar(seed)
+scalar = _Scalar
 
 
 class Changed(dm_env.Environment):

@@ -20,5 +20,4 @@ class RecordingTarget(TargetMatching):
         return super().step(action)
 
 
-def make(seed):
-    return RecordingTarget(seed)
+make = RecordingTarget
