@@ -82,6 +82,13 @@ FAULTY = "tests.environments.faulty"
 TARGET, CARTPOLE = "environments.fakes:target", "cartpole:swingup"
 
 
+@functools.cache
+def _seen(name, wrap, look):
+    """How an environment is drawn, and its first frame as an observation and in a film."""
+    made = environments.make(name, 3, Pixels(16, 16, render=look), wrap=wrap)
+    return made.render_mode, [made.reset().observation, made.render(16, 16)]
+
+
 @pytest.mark.parametrize(
     ("name", "wrap", "look"),
     [
@@ -99,13 +106,8 @@ TARGET, CARTPOLE = "environments.fakes:target", "cartpole:swingup"
 )
 def test_an_environment_or_a_wrapper_may_draw_the_frames(name, wrap, look):
     """Its own render draws observations and films, also within another wrapper."""
-
-    def frames(name, wrap):
-        made = environments.make(name, 3, Pixels(16, 16, render=look), wrap=wrap)
-        return made.render_mode, [made.reset().observation, made.render(16, 16)]
-
-    _, plain = frames(TARGET if name == TARGET else CARTPOLE, [])
-    mode, drawn = frames(name, [f"{FAULTY}:{wrapper}" for wrapper in wrap])
+    _, plain = _seen(TARGET if name == TARGET else CARTPOLE, (), look)
+    mode, drawn = _seen(name, tuple(f"{FAULTY}:{wrapper}" for wrapper in wrap), look)
     assert plain[0].any()
     if look == "fast" or "shown" in wrap:
         assert mode == rendering.resolve(look)
