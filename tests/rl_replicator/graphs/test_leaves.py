@@ -41,14 +41,13 @@ RETURN = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize(
-    ("receiver", "replicas"),
-    [("from step_fn", "single_device"), ("in a collective", "multi_device:2")],
+    ("name", "receiver"),
+    [*((name, "from step_fn") for name in WRONG), ("ragged", "in a collective")],
 )
-def test_what_is_no_tensor_is_refused(name, receiver, replicas):
+def test_what_is_no_tensor_is_refused(name, receiver):
     make, message = WRONG[name]
-    replicator = rr.make(replicas)
+    replicator = rr.make("multi_device:2")
     data = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat()
     inputs = replicator.make_inputs(lambda context: data)
     expected = (

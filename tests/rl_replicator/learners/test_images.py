@@ -128,13 +128,13 @@ def test_an_epoch_has_every_image_once(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [small, large])
-@pytest.mark.parametrize("start", [2, 7])
-def test_a_resumed_run_goes_on_with_what_was_left(tmp_path, kind, start):
-    tf.random.set_seed(start - 2)  # It has no influence.
+def test_a_resumed_run_goes_on_with_what_was_left(tmp_path, kind):
+    """Within a later epoch."""
     data = kind(tmp_path)
-    got, want = parts(data, start, 3, 2, 1, 8), parts(data, 0, start + 3, 2, 1, 8)
-    for one, other in zip(got, want, strict=True):
-        np.testing.assert_array_equal(one, other[8 * start :])
+    want = parts(data, 0, 10, 2, 1, 8)
+    tf.random.set_seed(0)  # It has no influence.
+    for one, other in zip(parts(data, 7, 3, 2, 1, 8), want, strict=True):
+        np.testing.assert_array_equal(one, other[8 * 7 :])
 
 
 def test_shifts_and_flips():
