@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib
+import importlib.util
 import os
+import pkgutil
 import resource
 import sys
 import traceback
@@ -200,9 +201,7 @@ def _run(args: list[str]) -> int:
     if name != "doctor":  # It names all that does not fit.
         packages.check_numpy()
     if name in COMMANDS:
-        module, _, function = COMMANDS[name][0].partition(":")
-        found = importlib.import_module(f"rl_replicator.cli.{module}")
-        return getattr(found, function)(args[1:])
+        return pkgutil.resolve_name(f"rl_replicator.cli.{COMMANDS[name][0]}")(args[1:])
     registered = metadata.entry_points(group=COMMAND_GROUP)
     if name in registered.names:
         try:

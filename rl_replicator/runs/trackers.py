@@ -7,9 +7,9 @@ entry points of the group `rl_replicator.trackers`.
 
 import contextlib
 import difflib
-import importlib
 import importlib.util
 import logging
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -149,7 +149,6 @@ def check(names: Sequence[str]) -> None:
 
 def _load(name: str) -> Any:
     if name in _OURS:
-        module, _, attribute = _OURS[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(_OURS[name])
     (entry,) = metadata.entry_points(group=GROUP, name=name)
     return entry.load()
