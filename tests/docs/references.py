@@ -134,13 +134,13 @@ def name_exists(text: str) -> bool:
     while module not in structure.modules():
         module = module.rpartition(".")[0]
     attribute = name[len(module) + 1 :].partition(".")[0]
-    return not attribute or attribute in structure.bound(structure.modules()[module].tree)
+    return not attribute or attribute in structure.bound_names(structure.modules()[module].tree)
 
 
 @functools.cache
 def _names() -> frozenset[str]:
     modules = structure.modules().values()
-    return frozenset().union(*(structure.bound(m.tree) for m in modules))
+    return frozenset().union(*(structure.bound_names(m.tree) for m in modules))
 
 
 def registered_commands() -> Mapping[str, str]:
