@@ -1,5 +1,6 @@
 """The commands, paths and names that the documentation mentions."""
 
+import ast
 import fnmatch
 import functools
 import re
@@ -134,13 +135,28 @@ def name_exists(text: str) -> bool:
     while module not in structure.modules():
         module = module.rpartition(".")[0]
     attribute = name[len(module) + 1 :].partition(".")[0]
-    return not attribute or attribute in structure.bound_names(structure.modules()[module].tree)
+    return not attribute or attribute in _bound(structure.modules()[module].tree)
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Returns the names that a module defines or imports, including those of lazy imports."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
 
 
 @functools.cache
 def _names() -> frozenset[str]:
     modules = structure.modules().values()
-    return frozenset().union(*(structure.bound_names(m.tree) for m in modules))
+    return frozenset().union(*(_bound(m.tree) for m in modules))
 
 
 def registered_commands() -> Mapping[str, str]:
