@@ -80,9 +80,6 @@ class Checkpointer:
     """Saves to and restores from a directory. Only one process at a time may save.
 
     As a context manager, it waits at the end for a background save.
-
-    Attributes:
-      write_seconds: seconds that its last complete save took to write; 0 before the first.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
@@ -99,7 +96,7 @@ class Checkpointer:
         self._directory = pathlib.Path(directory)
         self._keep = errors.check_count("keep", keep, "use 2")
         self._writing: futures.Future[CheckpointInfo] | None = None
-        self.write_seconds = 0.0
+        self._write_seconds = 0.0
 
     def __enter__(self) -> "Checkpointer":
         """Returns this object."""
@@ -172,6 +169,11 @@ class Checkpointer:
         """Whether a save is running in the background."""
         return self._writing is not None and not self._writing.done()
 
+    @property
+    def write_seconds(self) -> float:
+        """Seconds that the last complete save of this object took to write; 0 before the first."""
+        return self._write_seconds
+
     def wait(self) -> CheckpointInfo | None:
         """Waits for the save in the background, if one was begun since the last call.
 
@@ -237,7 +239,7 @@ class Checkpointer:
             return manifest.read(final)[0]
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
-        self.write_seconds = time.monotonic() - started
+        self._write_seconds = time.monotonic() - started
         return manifest.read(final)[0]
 
     @property
