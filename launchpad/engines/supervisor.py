@@ -34,7 +34,7 @@ _KILL_SECS = 1.0
 # process was suspended.
 _ASLEEP_SECS = 2.0
 # A process that a signal has stopped is assumed not to resume after this many seconds of silence.
-_STOPPED_SECS = 10.0
+_STOPPED_SECS = 5.0
 # Seconds that the shutdown waits for the stop handlers of the launching process.
 _HANDLERS_SECS = 1.0
 # Minimum time for stores to end after their release, in seconds.

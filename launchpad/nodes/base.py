@@ -50,7 +50,7 @@ class RestartPolicy:
       frozen_after_secs: A process that does not respond for this long is killed, and counts as
         dead; at least 10, or None to wait forever. A process stops responding only if it holds the
         GIL, or if its machine is lost, but not while it waits or computes. A process of this
-        machine that a signal has stopped is killed after ten seconds.
+        machine that a signal has stopped is killed after five seconds.
     """
 
     max_restarts: int = 10

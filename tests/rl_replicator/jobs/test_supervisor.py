@@ -124,6 +124,14 @@ freeze()
 
 
 @pytest.mark.processes
+def test_a_stopped_task_is_started_again(run, tmp_path):
+    status, output = finished(run("if starts < 2: freeze()", "--workers", "1"))
+    assert status == 0, output
+    assert starts(tmp_path, "worker 0") == 2
+    assert "ProcessDied: no sign of life for 5 s; killed; restart 1 of 5" in output
+
+
+@pytest.mark.processes
 def test_the_cause_is_named_and_not_who_lost_it(run):
     code = """
 if task["index"]: sys.exit(3)
