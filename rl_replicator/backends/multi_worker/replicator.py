@@ -1,7 +1,9 @@
 """A replicator over several processes that take every step together."""
 
 import contextlib
+import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -209,14 +211,36 @@ def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -
 
 
 def _encode(leaves: Sequence[np.ndarray]) -> bytes:
-    """Encodes arrays without TensorFlow's operations, some of whose memory a group never frees."""
-    tensors = [tf.make_tensor_proto(leaf) for leaf in leaves]
-    return tf.compat.v1.AttrValue.ListValue(tensor=tensors).SerializeToString()
+    """Encodes arrays as a line of JSON, with dtypes, shapes and lengths of strings, and the values.
+
+    TensorFlow never frees some of the memory of its operations in a group, so none is used here.
+    """
+    texts = [_texts(x) for x in leaves]
+    header = [
+        (tf.as_dtype(x.dtype).name, x.shape, [len(text) for text in each])
+        for x, each in zip(leaves, texts, strict=True)
+    ]
+    body = [b"".join(each) if each else x.tobytes() for x, each in zip(leaves, texts, strict=True)]
+    return json.dumps(header).encode() + b"\n" + b"".join(body)
+
+
+def _texts(leaf: np.ndarray) -> list[bytes]:
+    return [tf.compat.as_bytes(x) for x in leaf.flat] if leaf.dtype.kind in "OSU" else []
 
 
 def _decode(payload: bytes) -> list[np.ndarray]:
-    tensors = tf.compat.v1.AttrValue.ListValue.FromString(payload).tensor
-    return [tf.make_ndarray(tensor) for tensor in tensors]
+    header, _, body = payload.partition(b"\n")
+    data = io.BytesIO(body)
+    return [_read(data, *entry) for entry in json.loads(header)]
+
+
+def _read(data: io.BytesIO, name: str, shape: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
+    dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    if dtype.kind == "O":
+        leaf = np.empty(len(lengths), dtype)
+        leaf[:] = [data.read(length) for length in lengths]
+        return leaf.reshape(shape)
+    return np.frombuffer(data.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def _describe(leaves: Sequence[np.ndarray]) -> str:
