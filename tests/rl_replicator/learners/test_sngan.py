@@ -1,4 +1,4 @@
-"""The GAN: its networks by hand, its learner and its figures. `conformance` has it on replicas."""
+"""The GAN: its networks by hand, its learner and its figures."""
 
 import numpy as np
 import pytest
