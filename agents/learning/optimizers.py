@@ -27,7 +27,6 @@ def make_optimizer(
       reduction: see `rr.Replicator.wrap_optimizer`.
       max_global_norm: see `rr.Replicator.wrap_optimizer`.
     """
-    # A mesh cannot multiply a split weight by the constant 0.
     adam = rr.optimizers.Adam(learning_rate)
     made = rr.optimizers.AdamW(learning_rate, weight_decay) if weight_decay else adam
     optimizer = replicator.wrap_optimizer(

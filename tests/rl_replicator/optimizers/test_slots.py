@@ -1,5 +1,6 @@
 """Which parameter a new slot belongs to, and the layout of updates on a mesh."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
@@ -35,6 +36,22 @@ def test_an_update_gets_the_layout_of_its_parameter():
     update = slots.in_layout_of(w, dtensor.copy_to_mesh(value, replicated))
     assert dtensor.fetch_layout(update) == w.layout != replicated
     assert [part.numpy().tolist() for part in dtensor.unpack(update)] == [[[0, 1, 2]], [[3, 4, 5]]]
+
+
+def test_weights_that_are_split_can_be_multiplied_by_zero():
+    """As in Keras' Ftrl, whose defaults have such a term."""
+    ends = []
+    for replicator in (
+        rr.MeshReplicator({"model": 2}, layouts={"w": ("model", "none")}),
+        rr.SingleDeviceReplicator(),
+    ):
+        with replicator.scope():
+            w = tf.Variable(tf.reshape(tf.range(6.0), [2, 3]), name="w")
+            optimizer = replicator.wrap_optimizer(tf.keras.optimizers.Ftrl(0.1))
+        inputs = replicator.make_inputs(lambda context: lambda: tf.ones([2, 3]))
+        replicator.replicate(lambda g, w=w, o=optimizer: o.apply([g], [w]), inputs)()
+        ends.append(w.numpy())
+    np.testing.assert_allclose(*ends, rtol=1e-6)
 
 
 def test_updates_that_do_not_belong_to_the_parameters_are_refused():
