@@ -130,8 +130,6 @@ def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
     os.environ[_COMBINE] = "0"
-    # It would fold `0.0 * w` to zeros of the shape of the whole variable, on each device.
-    tf.config.optimizer.set_experimental_options({"constant_folding": False})
     # TensorFlow's hashing of layouts raises this warning, about which users can do nothing.
     warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
     if not dimensions or any(size < 1 for size in dimensions.values()):

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.ops import control_flow_util_v2
 
 from rl_replicator import errors
@@ -170,6 +171,12 @@ class MeshStep(compiled.ReplicatedStep):
             *self._inputs.argument_specs
         )
         output_layouts: list[dtensor.Layout] = []
+        context = eager_context.context()
+        config = context.config
+        # Folding turns `0.0 * w` into zeros of the shape of the whole variable, on each device.
+        rewriting = config.graph_options.rewrite_options
+        rewriting.constant_folding = rewriting.OFF
+        without_folding = eager_context.FunctionCallOptions(config_proto=config)
 
         def call(*arguments: Any) -> list[tf.Tensor]:
             rows: list[list[tf.Tensor]] = []
@@ -178,7 +185,15 @@ class MeshStep(compiled.ReplicatedStep):
                 status, *row = take(*arguments)
                 if int(status) != contract.ELEMENT:
                     break
-                flat = one_step(*self._spread(row)) or []
+                entry = self._spread(row)
+                usual, context.function_call_options = (
+                    context.function_call_options,
+                    without_folding,
+                )
+                try:
+                    flat = one_step(*entry) or []
+                finally:
+                    context.function_call_options = usual
                 if not output_layouts:  # They are equal in every step, and slow to fetch.
                     output_layouts.extend(dtensor.fetch_layout(x) for x in flat)
                 # The copy waits for the step, so that its errors are raised here.
