@@ -174,7 +174,8 @@ class Replicator(abc.ABC):
             pipeline, instead of once per process. No effect in `multi_worker_async`.
           pad_to: the per-replica batch size, to use every example of finite data: shorter batches
             are padded to it, and `step_fn` receives `(batch, mask)`; see `PaddedInputs`. None drops
-            the last batches of the data if there are too few for all replicas.
+            the last batches of the data if there are too few for all replicas, and refuses a step
+            whose batches differ in size.
           prefetch_to_device: whether to copy the next batches to the replicas' GPUs ahead of time,
             so that the copies overlap with steps. This takes the memory of three batches on each
             GPU. int32 and string tensors, and ragged and sparse tensors, stay on the host. No

@@ -330,6 +330,17 @@ def uneven_data_ends_at_an_agreed_step(replicator):
         assert count.numpy() == 4 and inputs.position == 4
 
 
+def batches_of_different_sizes_are_refused(replicator):
+    examples = 8 if replicator.process_index else 7
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(examples).batch(4))
+    step = replicator.replicate(tf.size, inputs)
+    assert replicator.reduce("sum", step()) == 4 * replicator.num_replicas
+    for _ in range(2):
+        with pytest.raises(rr.ConfigError, match=r"one size on all replicas.*drop_remainder"):
+            step()
+    assert inputs.position == 1
+
+
 def padded_evaluation_sees_every_example_once(replicator):
     # The first process has no example at all.
     mine = np.arange(7 * replicator.process_index, dtype=np.int64)

@@ -57,6 +57,7 @@ BEHAVIOURS = {
         "shapes_change_from_step_to_step",
         "a_cancel_in_one_process_cancels_the_step_of_all",
         "uneven_data_ends_at_an_agreed_step",
+        "batches_of_different_sizes_are_refused",
         "a_killed_worker",
     ),
 }

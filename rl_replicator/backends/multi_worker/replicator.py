@@ -19,8 +19,6 @@ from rl_replicator.optimizers import wrapping
 from rl_replicator.step import compiled, host
 from rl_replicator.step.inputs import contract
 
-_NUM_STATUSES = 4
-
 
 class MultiWorkerReplicator(replicator.Replicator):
     """Replicas in several processes, on one or several machines: between-graph and synchronous.
@@ -160,9 +158,8 @@ class _GroupHost(host.StrategyHost):
         self, status: tf.Tensor, combine: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
         if self.num_processes == 1:
-            return status
-        statuses = self._group.all_statuses(status, self._num_steps)
-        return combine(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
+            return super().agree_on_status(status, combine)
+        return combine(self._group.all_statuses(status, self._num_steps))
 
     def check_trace(self, calls: call_log.CallLog) -> None:
         """Compares the collectives and the results of all processes.

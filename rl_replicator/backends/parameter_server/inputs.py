@@ -21,7 +21,7 @@ from rl_replicator.step.inputs.datasets import pad, padded_spec
 from rl_replicator.step.inputs.sources import call_input_fn, refuse_constants
 
 # Status of a step that took a tick; the others are those of `step.inputs.contract`.
-WAITING = contract.FAILED + 1
+WAITING = contract.CANCELLED + 1
 
 _TICK_MICROSECONDS = 250_000
 # Delay before a worker whose data has ended reports this to a step.

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
-# The status of a row: ELEMENT if it exists, otherwise the reason why it does not.
-ELEMENT, CANCELLED, END, FAILED = range(4)
+# The status of a row: ELEMENT if it exists, otherwise the reason why no step takes it. Of several
+# reasons, that with the greatest number counts.
+ELEMENT, END, FAILED, UNEVEN, CANCELLED = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Inputs(abc.ABC):
 
         Returns:
           The status (int32 scalar), and the tensors that `load` turns into the row, which are
-          meaningless unless the status is `ELEMENT`.
+          meaningless unless the status is `ELEMENT`. A status below that stands for `ELEMENT`, too:
+          it is minus the size of the batches of each replica, which has to be equal everywhere.
         """
 
     def load(self, entry: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -111,18 +113,18 @@ class Inputs(abc.ABC):
     def element(self, part: Any) -> Any:
         """Traced inside each replica: turns its part of the row into the argument of `step_fn`."""
 
-    def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
-        """Traced if several processes take the step: chooses the status that all of them follow.
+    def combine_statuses(self, statuses: tf.Tensor) -> tf.Tensor:
+        """Traced: chooses the status that all processes of the step follow.
 
         Args:
-          counts: [4] int32, the number of processes that found each status.
+          statuses: [processes] int32, what `take` returned in each process.
 
         Returns:
           The common status, an int32 scalar.
         """
-        found = [tf.cast(counts[status] > 0, tf.int32) for status in range(4)]
-        rest = tf.where(found[FAILED] > 0, FAILED, END * found[END])
-        return tf.where(found[CANCELLED] > 0, CANCELLED, rest)
+        least, greatest = tf.reduce_min(statuses), tf.reduce_max(statuses)
+        status = tf.where(tf.equal(least, greatest), ELEMENT, UNEVEN)
+        return tf.where(greatest > ELEMENT, greatest, status)
 
     def keep_unused_rows(self) -> None:  # noqa: B027 - there may be no rows to lose.
         """Makes the steps that are traced from now on keep rows that they do not use.

@@ -25,8 +25,8 @@ class DatasetInputs(contract.Inputs):
 
     With one dataset, replica i of N receives element k * N + i in step k; with N datasets, element
     k of dataset i. Two rows are read ahead, so a step's data is older than the newest data by as
-    many rows. An incomplete row at the end of finite data is dropped. Reading ends when the input
-    and all its steps are no longer referenced.
+    many rows. An incomplete row at the end of finite data is dropped; a row of batches of different
+    sizes is an error. Reading ends when the input and all its steps are no longer referenced.
     """
 
     argument_specs = (tf.TensorSpec([], tf.resource),)
@@ -70,7 +70,14 @@ class DatasetInputs(contract.Inputs):
     @staticmethod
     def _row_status(elements: list[Any]) -> tuple[Any, list[Any]]:
         """Traced: see `Mover`."""
-        return tf.constant(contract.ELEMENT), elements
+        sizes = [
+            tf.add_n(
+                [tf.shape(x)[0] for x in tf.nest.flatten(element) if _is_of_any_size(x)] or [0]
+            )
+            for element in elements
+        ]
+        is_even = tf.equal(tf.reduce_min(sizes), tf.reduce_max(sizes))
+        return tf.where(is_even, -sizes[0], contract.UNEVEN), elements
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -171,6 +178,11 @@ class DatasetInputs(contract.Inputs):
                 if self.position == self._first
                 else "the dataset has ended; repeat() it to train longer"
             )
+        elif status == contract.UNEVEN:
+            self._end = errors.ConfigError(
+                "expected batches of one size on all replicas, got different ones, whose examples "
+                "would count differently; use batch(..., drop_remainder=True), or pad_to"
+            )
         else:
             self._end = self._own_error() or errors.StepFailed(
                 "the input of another process failed, see there"
@@ -244,15 +256,19 @@ class PaddedInputs(DatasetInputs):
         has_data = tf.reduce_any([element[0] for element in elements])
         return tf.where(has_data, contract.ELEMENT, contract.END), [x[1:] for x in elements]
 
-    def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
-        all_ended = tf.equal(counts[contract.END], tf.reduce_sum(counts))
-        others = tf.tensor_scatter_nd_update(counts, [[contract.END]], [0])
-        return tf.where(all_ended, contract.END, super().combine_statuses(others))
+    def combine_statuses(self, statuses: tf.Tensor) -> tf.Tensor:
+        has_ended = tf.equal(statuses, contract.END)
+        others = super().combine_statuses(tf.where(has_ended, contract.ELEMENT, statuses))
+        return tf.where(tf.reduce_all(has_ended), contract.END, others)
 
     def _own_error(self) -> Exception | None:
         error = super()._own_error()
         # TensorFlow adds text around the message.
         return self._too_large if str(self._too_large) in str(error) else error
+
+
+def _is_of_any_size(x: Any) -> bool:
+    return isinstance(x, tf.Tensor) and bool(x.shape.rank) and x.shape[0] is None
 
 
 def pad(element: Any, batch_size: int) -> list[tf.Tensor]:

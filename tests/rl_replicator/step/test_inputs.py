@@ -113,6 +113,19 @@ def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_ca
         inputs.restart()
 
 
+def test_batches_of_different_sizes_are_refused():
+    """Their examples would count differently in the mean over replicas."""
+    replicator = rr.make("multi_device:2")
+    data = tf.data.Dataset.range(15).batch(4).map(lambda x: {"x": x, "size": tf.size(x)})
+    inputs = replicator.make_inputs(lambda context: data)
+    step = replicator.replicate(lambda batch: batch["size"], inputs)
+    assert replicator.gather(step()).tolist() == [4, 4]
+    for _ in range(2):
+        with pytest.raises(rr.ConfigError, match=r"one size on all replicas.*drop_remainder"):
+            step()
+    assert inputs.position == 1
+
+
 @pytest.mark.parametrize(
     ("input_fn", "options", "message"),
     [
