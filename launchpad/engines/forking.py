@@ -96,7 +96,8 @@ class ForkServer(forkserver.ForkServer):
                 raise OSError("the fork server has ended by itself, and would do so again")
             self.close()
             self._has_forked = False
-            directory = tempfile.mkdtemp(prefix="lp-")  # Only this user can open it.
+            # Only this user can open it. Not in TMPDIR: a socket's path has at most 107 bytes.
+            directory = tempfile.mkdtemp(prefix="lp-", dir="/tmp")
             self._forkserver_address = f"{directory}/fork"
             reading, self._forkserver_alive_fd = os.pipe()
             try:

@@ -98,6 +98,19 @@ def test_nodes_are_forked_unless_their_environment_is_read_at_import(tmp_path):
     assert not any(a == b for a, b in zip(one, two, strict=True))
 
 
+def test_nodes_are_forked_with_a_long_tmpdir(tmp_path):
+    """The path of a Unix socket has at most 107 bytes."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    program = (
+        "import sys, launchpad as lp\n"
+        "node = lp.PyNode(lambda: print(any('process_entry' in x for x in sys.orig_argv)))\n"
+        "lp.launch(lp.make_program(node), 'test_mp').wait()"
+    )
+    done = run_python("-c", program, TMPDIR=str(folder))
+    assert "[node/0] False" in done.stdout and not [*folder.iterdir()]
+
+
 def test_a_process_that_has_imported_pyarrow_can_be_forked():
     load = "from launchpad.engines import forking; forking.load(['pyarrow'], [], [])"
     assert run_python("-c", load).returncode == 0
