@@ -400,6 +400,22 @@ def test_colocated_nodes_share_a_process_or_a_machine(engine, tmp_path):
     assert (tmp_path / "entries").read_text().endswith("left\n")
 
 
+def test_a_colocation_raises_the_error_of_the_first_failed_part():
+    """A subclass may see it."""
+    seen = []
+
+    class Own(lp.MultiThreadingColocation):
+        def run(self):
+            with pytest.raises(ValueError, match="one part is broken") as caught:
+                super().run()
+            seen.append(caught.value)
+
+    program = lp.make_program(Own([lp.PyNode(programs.fail_beside_others)]))
+    with pytest.raises(lp.NodeFailedError, match="one part is broken"):
+        lp.launch(program, "test_mt").wait(timeout=60)
+    assert len(seen) == 1
+
+
 def test_a_failed_part_ends_the_colocation():
     program, recorder = programs.recorder_program()
     parts = [
