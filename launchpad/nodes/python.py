@@ -41,10 +41,14 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
 
     @property
     def function(self) -> Callable[[], ReturnType]:
-        """The node as a callable without arguments."""
-        return self.execute
+        """The node as a callable without arguments, which a subclass may replace."""
+        return self._call
 
     def execute(self) -> ReturnType:
+        """Calls `function`."""
+        return self.function()
+
+    def _call(self) -> ReturnType:
         """Calls the function, with clients in place of the handles among its arguments."""
         args, kwargs = dereference.dereference_tree((self._func_args, self._func_kwargs))
         _set_state(lp_runtime.RUNNING)
@@ -61,7 +65,7 @@ class RunNode(PyNode[HandleType, None], Generic[HandleType]):
         """Runs the node in the calling thread until it ends."""
         raise NotImplementedError
 
-    def execute(self) -> None:
+    def _call(self) -> None:
         """Calls `run()`."""
         self.run()
 

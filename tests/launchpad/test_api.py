@@ -253,6 +253,19 @@ def test_a_node_runs_without_a_launch():
     assert base.extract_handles([handle]) == [handle]
 
 
+def test_a_subclass_may_replace_the_function_of_a_node():
+    ran = []
+
+    class Own(lp.PyNode):
+        @property
+        def function(self):
+            usual = super().function
+            return lambda: ran.append((usual(), "own"))
+
+    manager = lp.launch(lp.make_program(Own(lambda x: x, "given")), "test_mt")
+    assert manager.wait(timeout=60) and ran == [("given", "own")]
+
+
 def test_code_of_a_node_runs_in_the_launcher_beside_a_program():
     ran = []
     manager = lp.launch(lp.make_program(lp.PyNode(lp.wait_for_stop)), "test_mt")
