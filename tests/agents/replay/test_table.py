@@ -76,6 +76,11 @@ def test_shards_share_limits_and_batches():
             lambda: error_buffer(ReplayConfig(min_size=60), LearnerDemand(8, 1, 1), 8, 4),
             r"at least 61 \(a call of the learner takes 8 .*\), got 60; .* or --replay-shards$",
         ),
+        (
+            lambda: error_buffer(ReplayConfig(min_size=6), LearnerDemand(8, 1, 1), 2, 2),
+            "lower --agent.steps-per-call or --agent.replay.transitions-per-item or "
+            "--replay-shards$",
+        ),
     ],
 )
 def test_what_would_block_is_refused_with_what_would_not(make, message):

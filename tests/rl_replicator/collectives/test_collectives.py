@@ -134,6 +134,11 @@ def disagreements():
             lambda: collectives.all_sum(zeros(2)),
             r"call 2 replica 0 has all_sum of .*replica 1 has nothing",
         ),
+        "fewer": (
+            lambda: collectives.all_sum(zeros(2)),
+            lambda: [collectives.all_sum(zeros(2)), collectives.all_sum(zeros(2))],
+            r"call 2 replica 0 has nothing, replica 1 has all_sum of ",
+        ),
     }
 
 
