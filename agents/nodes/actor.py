@@ -151,7 +151,7 @@ class ActorNode:
             stream.begin_episode()
         granted, done = 0, 0
         episodes: list[Episode] = []
-        started, waited = time.monotonic(), 0.0
+        started, waited = time.monotonic(), self._seconds_waited()
         self._take_times()  # The wait for the other nodes is not timed.
         for index, timestep in explore(self._environments, self._actor):
             stream = self._streams[index]

@@ -220,10 +220,14 @@ class Restarted:
     def __init__(self, folder):
         self.counter = Counter(folder, total_steps=250, restored=None)
         self._restored = Counter(folder, total_steps=250, restored={"environment_steps": 120})
-        self.orders = []
+        self.orders, self.first_waits = [], {}
 
     def __getattr__(self, name):
         return getattr(self.counter, name)
+
+    def lease(self, actor, steps, waited, episodes):
+        self.first_waits.setdefault(len(self.orders), waited)
+        return self.counter.lease(actor, steps, waited, episodes)
 
     def standby(self, actor):
         if not self.orders:
@@ -244,6 +248,7 @@ def test_an_actor_takes_the_steps_that_a_restarted_counter_has_forgotten(
     ActorNode(0, agent, make_plan(tmp_path, 250), [serve()], source, counter).run()
     assert counter.progress().environment_steps == 250 and counter.progress().steps_done
     assert counter.orders == ["act", "wait", "end"]
+    assert counter.first_waits[1] < 0.5  # The waits before the restart do not count again.
     # Episodes have their full length: the one that was cut off is not counted.
     lengths = read_metrics(tmp_path, "actor")["episode_length"]
     assert set(lengths) == {20}
