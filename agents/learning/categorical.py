@@ -110,18 +110,19 @@ def kl_priorities(losses, target_probs):
     return tf.stop_gradient(tf.maximum(losses - entropy, 0.0))
 
 
-def edge_mass(probs):
+def edge_mass(probs, mean=tf.reduce_mean):
     """Computes the probability on the first and the last atom, averaged over the batch.
 
     A large mass means that the value range is too narrow and clips returns.
 
     Args:
       probs: [B, Z] float32.
+      mean: [B] -> [], over the rows that count.
 
     Returns:
       Two scalars: the mass on the lowest and on the highest atom.
     """
-    return tf.reduce_mean(probs[:, 0]), tf.reduce_mean(probs[:, -1])
+    return mean(probs[:, 0]), mean(probs[:, -1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +155,16 @@ class ValueRange:
         If rewards are divided by the spread of the returns, it is that of the divided returns.
 
         Raises:
-          ConfigError: if the range is empty, or too narrow for float32.
+          ConfigError: if the range is empty, too narrow for float32, or given on one side
+          only, if the environment does not bound its rewards.
         """
         num_atoms = self.config.num_atoms
+        given = self.config.value_min, self.config.value_max
+        if self.follows_returns and self.config.value_scale == "bounds" and given != (None, None):
+            raise ConfigError(
+                "expected both --agent.value-min and --agent.value-max, as the environment does "
+                f"not bound its rewards, got {given[0]} and {given[1]}; pass both, or neither"
+            )
         low, high = (-BOUND, BOUND) if self.follows_returns else self._bounds()
         if low >= high:
             raise ConfigError(

@@ -139,7 +139,6 @@ LARGEST = float(np.finfo(np.float32).max)
         ({}, (0.5, 1), (0, 100)),
         ({}, (-1, 2), (-100, 200)),
         ({"value_min": 0.0, "value_max": 3.0}, None, (0, 3)),
-        ({"value_max": 3.0}, None, "returns"),
         ({}, (0, LARGEST), "returns"),
         ({"value_scale": "returns"}, (0, 1), "returns"),
     ],
@@ -158,6 +157,7 @@ def test_the_atoms_follow_from_rewards_and_discount_or_from_the_returns(config, 
     [
         ({"value_min": 200.0}, 1.0, "expected less than the highest return"),  # 100.
         ({}, 0.0, "expected less than the highest return"),
+        ({"value_min": -1.0}, np.inf, "expected both --agent.value-min and --agent.value-max"),
         ({"value_min": 1e6, "value_max": 1e6 + 1}, 1.0, "got 1000000.0 to 1000001.0; pass"),
     ],
 )
