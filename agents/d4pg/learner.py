@@ -149,7 +149,7 @@ class D4PGLearner(tf.Module):
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
         update_targets(target, online, config.target_update_rate, is_due)
 
-        edge_low, edge_high = categorical.edge_mass(self._probabilities(update.logits))
+        edge_low, edge_high = categorical.edge_mass(self._probabilities(update.logits), steps.mean)
         priorities = steps.item_priorities(
             tf.reduce_max([categorical.kl_priorities(*of_critic) for of_critic in td], axis=0)
         )  # [B]
@@ -169,6 +169,7 @@ class D4PGLearner(tf.Module):
                     update.action,
                     weights,
                     priorities,
+                    steps.mean,
                 ),
                 **update.metrics,
             },

@@ -117,7 +117,7 @@ class DQNLearner(tf.Module):
             metrics={
                 "critic_loss": loss,
                 "q_mean": scale * steps.mean(values.mean(outputs_tm1)),
-                **values.metrics(outputs_tm1),
+                **values.metrics(outputs_tm1, steps.mean),
                 **value_scale.metrics(self._scale, scale),
                 **diagnostics.critic_metrics(gradients, variables, weights, priorities),
             },

@@ -46,9 +46,9 @@ class CategoricalValues:
         )
         return losses, categorical.kl_priorities(losses, targets)
 
-    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    def metrics(self, outputs: tf.Tensor, mean: Callable) -> dict[str, tf.Tensor]:
         """Returns scalars by name, given outputs [B, Z]: the mass at the edges of the support."""
-        low, high = categorical.edge_mass(tf.nn.softmax(outputs))
+        low, high = categorical.edge_mass(tf.nn.softmax(outputs), mean)
         return {"value_edge_mass_low": low, "value_edge_mass_high": high}
 
 
@@ -86,9 +86,9 @@ class ScalarValues:
         td_errors = target - tf.squeeze(outputs_tm1, axis=-1)  # [B]
         return self._td_loss(td_errors), tf.stop_gradient(tf.abs(td_errors))
 
-    def metrics(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    def metrics(self, outputs: tf.Tensor, mean: Callable) -> dict[str, tf.Tensor]:
         """See `CategoricalValues`: none."""
-        del outputs
+        del outputs, mean
         return {}
 
 

@@ -4,7 +4,7 @@
 step computes anyway.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ def step_metrics(
     action: tf.Tensor,
     weights: tf.Tensor,
     priorities: tf.Tensor,
+    mean: Callable = tf.reduce_mean,
 ) -> dict[str, tf.Tensor]:
     """Computes all of these figures, on one replica and before the clipping by norm.
 
@@ -29,9 +30,10 @@ def step_metrics(
       critic_gradients: the gradients of the critic's loss; None for a variable without influence.
       critic_variables: one for each gradient.
       policy_gradients: the gradients of the policy's loss.
-      action: [B, A] actions of the policy, in [-1, 1].
+      action: [M, A] actions of the policy, in [-1, 1].
       weights: [B] importance weights.
       priorities: [B] new priorities.
+      mean: [M] -> [], over the actions that count.
 
     Returns:
       Scalars by name, for `StepOutput.metrics`.
@@ -39,7 +41,9 @@ def step_metrics(
     return {
         "policy_gradient_norm": tf.linalg.global_norm(policy_gradients),
         # The share of dimensions at their bounds.
-        "action_saturation": tf.reduce_mean(tf.cast(tf.abs(action) > _SATURATED, tf.float32)),
+        "action_saturation": mean(
+            tf.reduce_mean(tf.cast(tf.abs(action) > _SATURATED, tf.float32), axis=-1)
+        ),
         **critic_metrics(critic_gradients, critic_variables, weights, priorities),
     }
 

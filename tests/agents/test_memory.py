@@ -215,7 +215,8 @@ def test_dqn_trains_on_windows_as_in_numpy():
     )
 
 
-FIGURES = ("critic_loss", "q_mean", "policy_gradient_norm")  # Adam's first step has one size.
+# Adam's first step has one size.
+FIGURES = ("critic_loss", "q_mean", "policy_gradient_norm", "value_edge_mass_high")
 
 
 def d4pg_after(config, spec, samples):

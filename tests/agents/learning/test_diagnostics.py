@@ -80,8 +80,8 @@ def test_saturation_effective_batch_and_variation(weights, share):
             [tf.ones([2])],
             [tf.Variable([1.0, 1.0])],
             [tf.ones([2])],
-            *(action, tf.constant(weights), tf.constant(priorities)),
+            *(action, tf.constant(weights), tf.constant(priorities), lambda rows: rows[1]),
         )
-        assert metrics["action_saturation"].numpy() == 0.75
+        assert metrics["action_saturation"].numpy() == 0.5  # Of the second action.
         assert metrics["effective_batch_share"].numpy() == pytest.approx(share)
         assert metrics["priority_variation"].numpy() == pytest.approx(variation)
