@@ -113,6 +113,9 @@ def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
     if size is None:
         return []
+    if options.deterministic and (windows := getattr(agent, "sequences", None)) is not None:
+        each = size.bytes_each * windows.length / windows.period
+        size = dataclasses.replace(size, bytes_each=each, basis="windows share no rows")
     excess = size.excess(available_memory()) if options.address is None else ""
     if task.pixels is None:
         if excess:  # Compressed, the rows may fit.

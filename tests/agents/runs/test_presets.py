@@ -7,8 +7,11 @@ import pytest
 
 from agents import d4pg, dqn, td3
 from agents.d4pg.config import PAPER
+from agents.nodes.run_plan import Replicas
+from agents.runs import preparation
 from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 def parse(agent, *words):
@@ -40,6 +43,17 @@ def test_a_memory_has_a_preset():
             global_batch_size=batch,
             replay=dataclasses.replace(plain.replay, samples_per_insert=samples),
         )
+
+
+def test_windows_of_a_deterministic_run_are_announced_with_rows_of_their_own(tmp_path, caplog):
+    words = ["--preset", "recurrent", "--agent.replay.max-size", "1000000000"]
+    for more, found in ([], "1,060 bytes each"), (["--deterministic"], "3,498 bytes each"):
+        options = parse(dqn, *words, "--steps", "1000000000", *more)
+        options = preparation.resolved(options, RunDirectory(tmp_path))
+        options = dataclasses.replace(options, env="gym:CartPole-v1")
+        agent = dqn.command.make_agent(options.agent, options.task.described()[0])
+        preparation.check(agent, options, Replicas.parse("1", "threads", None))
+        assert found in caplog.text
 
 
 def test_a_preset_in_a_file_or_from_python():
