@@ -207,7 +207,8 @@ def _insert(agent: Agent, client: Any, episodes: Iterable[RecordedEpisode], tabl
     except ValueError as error:  # Perhaps the agent has extras.
         raise UsageError(
             f"expected an agent that learns from recorded observations, actions, rewards and "
-            f"discounts alone, got {type(agent).__name__}: {error}"
+            f"discounts alone, got {type(agent).__name__}: {str(error).partition(';')[0]}; train "
+            "another agent, or leave --prefill or --offline out"
         ) from error
     finally:
         adder.close()  # Before its server: the destructor of a writer would wait for it.

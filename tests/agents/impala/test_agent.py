@@ -57,7 +57,7 @@ def test_a_run_with_several_actors_and_servers_says_how_old_its_data_were(
     assert "age of the data: " in capsys.readouterr().out
     assert policies.record([str(run), "--episodes", "2", "--dataset", "b-v0", "--explore"]) == 0
     for refused in ({"prefill": "b-v0"}, {"offline": "b-v0"}):
-        with pytest.raises(UsageError, match="expected an agent that learns from recorded"):
+        with pytest.raises(UsageError, match="leave --prefill or --offline out"):
             COMMAND.train(options(tmp_path / "refused", SMALL, **refused))
     with pytest.raises(ConfigError, match="--online-fraction: expected 1 for impala"):
         COMMAND.train(options(tmp_path / "refused", SMALL, prefill="b-v0", online_fraction=0.5))
