@@ -231,7 +231,14 @@ class AgentOptions:
     @property
     def score(self) -> Score:
         """The figure that measures how good the run is."""
-        return Score("evaluator", "episode_return", every=self.evaluation.every, end=self.steps)
+        counted = "learner steps" if self.offline else None
+        return Score(
+            "evaluator",
+            "episode_return",
+            every=self.evaluation.every,
+            end=self.steps,
+            counted=counted,
+        )
 
     def plain(self) -> dict[str, Any]:
         """Returns all options as plain data, for the config of the run."""

@@ -42,6 +42,7 @@ class Score:
       every: steps after which an evaluation is due, if it may come some steps late; None if equal
         runs are evaluated at equal steps.
       end: steps of the whole run, as evaluations count them; None if unknown.
+      counted: what these steps are; None: what the first column of the table is named after.
     """
 
     group: str
@@ -49,6 +50,7 @@ class Score:
     is_highest_best: bool = True
     every: int | None = None
     end: int | None = None
+    counted: str | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Score | None:
@@ -309,7 +311,8 @@ def series(table: Mapping[str, np.ndarray], figure: str | None, score: Score | N
     is_lowest_best = None
     if score is not None and score.figure == figure:
         is_lowest_best = not score.is_highest_best
-    labels = x_label.replace("_", " "), figure.replace("_", " ")
+    counted = score.counted if score is not None and score.counted else x_label.replace("_", " ")
+    labels = counted, figure.replace("_", " ")
     return Series(steps[rows], values[rows], *labels, is_lowest_best)
 
 

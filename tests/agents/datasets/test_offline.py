@@ -18,6 +18,7 @@ from agents.runs.results import describe_offline
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli.main import main
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import evaluations as evaluated
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.datasets import random_episodes
 from tests.agents.deterministic import interrupting
@@ -74,6 +75,7 @@ def test_it_learns_from_random_actions_without_an_actor(dataset, tmp_path, capsy
     evaluations = read_metrics(run_dir, "evaluator")
     assert evaluations["episode_return"][-1] > 18.5
     assert evaluations["environment_steps"][-1] == 601
+    assert evaluated.read(run_dir, None).series.x_label == "learner steps"
     assert not len(read_metrics(run_dir, "actor"))
     folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
     (table,) = read_tables(folder)
