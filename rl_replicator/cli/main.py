@@ -10,6 +10,7 @@ Other packages extend it through entry points, so that this package does not dep
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -20,9 +21,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rl_replicator.cli import packages, streams
 from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
+from rl_replicator.processes import signals
 
 # Command -> (function that runs it, its line in the help).
 COMMANDS = {
@@ -36,7 +39,7 @@ COMMANDS = {
 }
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
-# Commands that train go on when the disk of their output is full.
+# Commands that train go on when the disk of their output is full, and save after a signal.
 _TRAINING = (["train"], ["sweep"], ["suite"])
 # Exit status after bad input, and the prefix of its line on stderr.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
@@ -48,6 +51,10 @@ _ADDRESS_SPACE = 4 << 30
 _ROOT = Path(__file__).parents[2]
 
 
+class _SignalError(KeyboardInterrupt):
+    """A class of its own: Python ends by SIGINT if a plain interrupt has passed through `exec`."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
@@ -57,18 +64,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0; 2 after bad input (explained in one line); 74 if the disk is full (one
       line); 75 if another process of the job was lost (a supervisor then restarts the whole job);
-      1 after any other failure (with its traceback); 130 after an interrupt. Output that nobody
-      reads any more is dropped without changing the status, as is the output of a command that
-      trains if the disk is full.
+      1 after any other failure (with its traceback); 130, 143 or 129 after Ctrl-C, SIGTERM or
+      SIGHUP. Output that nobody reads any more is dropped without changing the status, as is the
+      output of a command that trains if the disk is full.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     streams.open_closed()
     configure_libraries()
-    with streams.lasting() as out:
+    with streams.lasting() as out, _interrupting(args) as received:
         status = _status(args)
     if out.full_disk is not None and args[:1] not in _TRAINING:
         return _report(DiskError(f"cannot write to standard output: {out.full_disk}"))
-    return status
+    return 128 + received[0] if received and status == _INTERRUPTED else status
+
+
+@contextlib.contextmanager
+def _interrupting(args: list[str]) -> Iterator[list[int]]:
+    """Makes SIGTERM and SIGHUP interrupt a command as Ctrl-C does: it removes unfinished files.
+
+    Yields:
+      A list to which the signals are added.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        del frame
+        if signals.note(number, received):
+            raise _SignalError
+
+    if args[:1] in _TRAINING:
+        yield received
+        return
+    with signals.handled(interrupt):
+        yield received
 
 
 def _status(args: list[str]) -> int:

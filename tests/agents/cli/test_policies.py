@@ -7,6 +7,8 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 
 import imageio.v2 as iio_v2
@@ -25,6 +27,7 @@ from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs.statistics import number
 from tests.agents.cli import wide_target
 from tests.agents.policies import test_export
+from tests.suite import forked
 
 ENV = "environments.fakes:target"
 
@@ -118,6 +121,22 @@ def test_a_film_of_an_environment_that_fails_blames_no_disk(folder, monkeypatch)
     monkeypatch.setattr(flat.Environment, "render", lambda *_: int("no number"))
     with pytest.raises(ValueError, match="no number"):
         policies.play([str(path), "--out", "a.mp4"])
+    assert [found.name for found in path.parent.iterdir()] == ["policy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_film_that_a_signal_ends_leaves_nothing(folder, number):
+    path, _ = folder
+    program = f"""
+import os, signal, sys
+from environments import flat
+from rl_replicator.cli import main
+signal.signal({int(number)}, signal.SIG_DFL)  # It may be ignored, as under `nohup`.
+flat.Environment.render = lambda *_: os.kill(os.getpid(), {int(number)})
+sys.exit(main.main(["play", {str(path)!r}, "--out", "a.mp4"]))
+"""
+    done = subprocess.run([*forked.python(), "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (128 + number, "")
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
