@@ -158,7 +158,8 @@ class Prefilling:
           run: the run.
 
         Raises:
-          UsageError: if there is no such dataset, or it does not fit the environment.
+          UsageError: if there is no such dataset, it does not fit the environment, or it has too
+            few episodes for the shards.
         """
         self._options = options
         self._run = run
@@ -167,6 +168,10 @@ class Prefilling:
         if options.dataset is not None and Checkpointer(run.checkpoints).is_empty:
             self._dataset = open_dataset(options.dataset, options.task)
             self._summary = self._dataset.check()
+            if options.online_fraction < 1:  # The learner would wait for a shard without episodes.
+                most, shards = len(self._summary.returns), options.replay_shards
+                expected = f"at most {most}, the number of episodes of --prefill"
+                check_option(shards <= most, "replay_shards", expected, shards)
 
     def fill(self, agent: Agent, num_replicas: int) -> None:
         """Writes the tables with which the replay servers start, and prints a line.

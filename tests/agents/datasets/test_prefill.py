@@ -193,6 +193,7 @@ HALF = {
         CONFIG, replay=dataclasses.replace(CONFIG.replay, priority_exponent=0.6)
     ),
 }
+SHARDS = {"online_fraction": 0.5, "envs_per_actor": 2, "replay_shards": 2}
 # On a busy machine, an actor's last rows may not be in the table yet when it is saved.
 LOST = 100
 
@@ -257,6 +258,7 @@ def test_bad_data_ends_before_the_run_begins(tmp_path):
         ("a-v0", {"online_fraction": 0.0}, "--online-fraction: expected 1, or a number between"),
         (None, {"online_fraction": 0.5}, "between 0 and 1 with --prefill, got 0.5"),
         ("a-v0", {"online_fraction": 0.01}, "a fraction of the 32 transitions"),
+        ("a-v0", {"env": CHAIN, **SHARDS}, "--replay-shards: expected at most 1, .* got 2"),
     ):
         with pytest.raises(UsageError, match=message) as error:
             td3.command.train(options(tmp_path / "run", prefill=name, **changes))
