@@ -234,7 +234,7 @@ def _call_factory(name: str, seed: int) -> Any:
         raise EnvironmentNameError(f"{error}{task}; 'rl-replicator envs' lists the tasks") from None
     try:
         inspect.signature(factory).bind(seed=seed)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # Functions in C may have no signature.
         raise EnvironmentNameError(
             f"expected {name}, as the factory of an environment, to be callable with seed=...: "
             f"{error}; give it that parameter"

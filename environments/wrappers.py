@@ -266,8 +266,8 @@ def wrap(
     for index, path in enumerate(wrappers):
         wrapper = import_function(path, "expected a wrapper 'package.module:function'")
         own_seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
-        seeds = {"seed": own_seed} if _accepts_seed(wrapper) else {}
         with of_user_code(f"the wrapper {path}", "return an environment"):
+            seeds = {"seed": own_seed} if _accepts_seed(wrapper) else {}
             outer = wrapper(environment, **seeds)
         if not isinstance(outer, dm_env.Environment):
             raise EnvironmentSpecError(

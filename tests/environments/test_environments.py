@@ -274,6 +274,7 @@ def test_gymnasium_pictures_of_another_kind_are_refused():
             f"{FAKE}:make_without_seed",
             r"of an environment, to be callable with seed=...: got an un",
         ),
+        ("builtins:dict", "to be callable with seed=...: no signature found for .*; give it that"),
         ("gym:Pendulum-v1{g: 9}", "as a JSON object, such as .*, got '{g: 9}': Expecting property"),
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:tests.environments.odd:tests/Namd-v0", "did you mean gym:.*odd:tests/Named-v0"),

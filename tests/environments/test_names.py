@@ -174,10 +174,11 @@ def test_what_is_wrapped_is_closed_once(wrap, limit):
         (f"{FAULTY}:halvd", f"did you mean {FAULTY}:halved"),
         (f"{FAULTY}.py:halved", "was found .*; name it as in an import, package.module, not by"),
         ("halved", "expected a wrapper 'package.module:function', got 'halved'"),
+        ("builtins:dict", "expected the wrapper builtins:dict to return .*: no signature found"),
     ],
 )
 def test_wrappers_that_are_none(path, message):
-    with pytest.raises((EnvironmentNameError, EnvironmentSpecError), match=message):
+    with pytest.raises(environments.EnvironmentUsageError, match=message):
         environments.make("environments.fakes:target", seed=0, wrap=[path])
 
 
