@@ -83,8 +83,9 @@ def film(path: Path) -> Iterator[Show]:
       DiskError: if it cannot be written completely, most likely because the disk is full.
       UsageError: if it cannot be created, or is named neither .mp4 nor .gif.
     """
-    if path.suffix not in (".mp4", ".gif"):
-        raise UsageError(f"--out: expected a file named .mp4 or .gif, got {path}")
+    if path.suffix not in (".mp4", ".gif") or path.is_dir():
+        found = f"the folder {path}" if path.is_dir() else path
+        raise UsageError(f"--out: expected a file named .mp4 or .gif, got {found}")
     path = path.absolute()  # The environment may change the working directory.
     partial = atomic_file.beside(path, f".partial{path.suffix}")
     with _creating(path):  # Before the episode is played: these errors come early.

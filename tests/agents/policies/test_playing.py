@@ -55,9 +55,9 @@ def test_the_encoder_of_a_film_is_no_fork(tmp_path):
         assert os.getpgid(encoder.pid) == os.getpgid(0)
 
 
-def test_a_folder_in_the_place_of_a_film_is_named(tmp_path):
+def test_a_folder_in_the_place_of_a_film_is_named_before_an_episode_is_played(tmp_path):
     (tmp_path / "film.gif").mkdir()
-    message = "--out: cannot write to .*: .*Is a directory"
-    with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif") as add:
-        _add(add, 1)
+    message = "--out: expected a file named .mp4 or .gif, got the folder .*film.gif"
+    with pytest.raises(UsageError, match=message), playing.film(tmp_path / "film.gif"):
+        pytest.fail("it began")
     assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
