@@ -19,6 +19,7 @@ from agents.task import Task
 from environments.flat import ContinuousActions, DiscreteActions, make_actions
 from rl_replicator.errors import UsageError, cannot_write, check_option
 from rl_replicator.runs import atomic_file
+from rl_replicator.runs.plain_data import stored_part
 
 # Key of what this project adds to the metadata of a dataset.
 METADATA = "rl_replicator"
@@ -231,7 +232,7 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
     identity = _identity(data)
     if identity:
         own = " in ".join([task.name, *task.wrap])
-        recorded = " in ".join([identity["env"], *identity.get("wrap", ())])
+        recorded = " in ".join([stored_part(identity, "env", str), *identity.get("wrap", ())])
     elif data.env_spec is not None and task.name.startswith("gym:"):
         # A task may also name the module that registers the ID, and options.
         own = f"gym:{task.name.partition('{')[0].rpartition(':')[2]}"
@@ -244,7 +245,7 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
             "which has different rewards"
         )
     if identity:
-        repeats = identity["action_repeat"]
+        repeats = stored_part(identity, "action_repeat", int)
         expected = f"{repeats}, with which the dataset {name} was recorded"
         is_good = task.action_repeat == repeats
         check_option(is_good, "action_repeat", expected, task.action_repeat)

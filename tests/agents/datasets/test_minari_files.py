@@ -98,6 +98,7 @@ def test_observations_and_actions_may_be_scalars_and_an_episode_may_have_no_end(
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),
+        ({}, {"repeats": None}, "expected 'action_repeat' among the stored settings .* got none"),
         ({}, {"repeats": 2}, "^--action-repeat: expected 2, with which the dataset a-v0 .*, got 1"),
         (
             {},
