@@ -75,6 +75,7 @@ def test_context():
     assert (context.num_replicas_in_sync, context.input_pipeline_id) == (4, 0)
     assert context.num_input_pipelines == 1
     assert context.per_replica_batch_size(256) == 64
+    assert rr.InputContext(1).per_replica_batch_size(1) == 1
     for size in (-4, 9):
         with pytest.raises(rr.ConfigError, match=f"global batch size.*got {size}; use a multiple"):
             context.per_replica_batch_size(size)

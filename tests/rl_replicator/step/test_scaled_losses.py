@@ -96,7 +96,7 @@ def test_functions_of_tensorflow(function):
 
 
 def test_the_gradient_of_a_loss_per_example_is_that_of_its_sum():
-    def step_with(replicator, **options):
+    def step_with(replicator, reduce=tf.identity, **options):
         with replicator.scope():
             w = tf.Variable([1.0])
             optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), **options)
@@ -104,11 +104,11 @@ def test_the_gradient_of_a_loss_per_example_is_that_of_its_sum():
         def step_fn(batch):
             x, y = batch
             with tf.GradientTape() as tape:
-                with tf.GradientTape() as inner:  # Of no variable: as in a gradient penalty.
+                with tf.GradientTape() as inner:  # Not only of variables: a gradient penalty.
                     inner.watch(x)
                     predicted = w * x
-                slope = inner.gradient(predicted, x)
-                loss = tf.square(predicted - y) + 0.0 * slope
+                slope, _ = inner.gradient(predicted, (x, w))
+                loss = reduce(tf.square(predicted - y) + 0.0 * slope)
             optimizer.apply(tape.gradient(loss, [w]), [w])
 
         return step_fn, [w]
@@ -119,6 +119,8 @@ def test_the_gradient_of_a_loss_per_example_is_that_of_its_sum():
         w = trained(replicator, *step_with(replicator, **options))
         assert w == pytest.approx(1.0 - 0.4 * GRADIENT, rel=1e-5)
     replicator = rr.make("multi_device:2")
+    w = trained(replicator, *step_with(replicator, lambda x: tf.reduce_mean(x, keepdims=True)))
+    assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
     with pytest.raises(
         rr.ConfigError, match=r"got one of shape \(None, 1\), .*; use tf.reduce_mean"
     ):
