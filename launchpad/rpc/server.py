@@ -176,7 +176,7 @@ class MethodServer:
 
     def _answer(self, request: bytes) -> bytes:
         """Runs the method of a request; returns its result or its exception, encoded."""
-        previous = lp_runtime.set_thread_runtime(self._runtime)
+        lp_runtime.set_thread_runtime(self._runtime)  # This thread only answers.
         try:
             name = wire.method_of(request)
             function = self._methods.get(name)
@@ -191,8 +191,6 @@ class MethodServer:
             raise AttributeError(f"method {name} not found; the server serves: {served}")
         except BaseException as error:  # SystemExit too: a call must not end a server's thread.
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
-        finally:
-            lp_runtime.set_thread_runtime(previous)
 
 
 class Server(MethodServer):
