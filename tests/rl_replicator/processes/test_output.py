@@ -100,7 +100,7 @@ def test_a_process_does_not_block_when_nobody_reads_us(monkeypatch):
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (3, "ended with status 3"),
+        (0, "ended with status 0"),
         (-signal.SIGKILL, "was killed by SIGKILL"),
         (-signal.SIGRTMIN - 1, f"was killed by signal {signal.SIGRTMIN + 1}"),
     ],

@@ -50,10 +50,10 @@ def test_a_line_fits_into_one_row_of_a_terminal(is_terminal, expected, monkeypat
 
 def test_a_counter_that_falls_has_no_rate_until_it_exceeds_what_it_was():
     window = RateWindow()
-    window.add(0.0, 100, 1000)
-    window.add(1.0, 150, 1200)
+    window.add(10.0, 100, 1000)
+    window.add(11.0, 150, 1200)
     assert window.rates() == (50.0, 200.0)
-    window.add(2.0, 200, 900)
+    window.add(12.0, 200, 900)
     assert window.rates() == (50.0, 0.0)
-    window.add(4.0, 300, 1400)
+    window.add(14.0, 300, 1400)
     assert window.rates() == (50.0, 100.0)
