@@ -117,7 +117,7 @@ def test_a_machine_that_nobody_reaches_needs_no_permission(monkeypatch, caplog):
 
 def test_a_job_on_several_machines_is_reachable(listener):
     port = listener.getsockname()[1]
-    addresses = [f"127.0.0.1:{port}", "10.0.0.2:2222"]
+    addresses = [f"127.0.0.1:{port}", "a-host-name:2222"]
     assert not ports.confine_if_local(addresses[0], addresses)
     for outer in sockets.outer_addresses():
         if ":" not in outer:
