@@ -122,6 +122,7 @@ def test_a_forked_process_handles_signals_as_before():
         before = [lambda number, _: os._exit(7), signal.SIG_IGN]
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
+        signal.signal(signal.SIGHUP, before[1])  # Only SIGINT is taken, twice.
         check = lambda: os._exit(handlers() != before)
         inner = lambda number, _: None
         with signals.handled(handle):
