@@ -76,6 +76,7 @@ class Supervisor:
         self.done = threading.Event()
         self.failure: errors.NodeFailedError | None = None
         self.signal_number: int | None = None
+        self._received: list[int] = []
         self.was_killed = False
         self._members = list(members)
         self._make_worker = make_worker
@@ -401,9 +402,9 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
+        if not signals.note(number, self._received):
+            return
         if self.signal_number is not None:
-            if not signals.is_impatience(number):
-                return
             logger.warning("%s again: killing all nodes", name)
             self._on_kill()
             return

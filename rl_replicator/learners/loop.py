@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -570,7 +571,7 @@ def _score_of_best(best: Checkpointer, evaluation: Evaluation) -> float | None:
 def _signals(cancel: Any) -> Iterator[list[int]]:
     """Calls `cancel` at the first signal that requests a stop.
 
-    A second one has its usual effect if it is impatient; see `signals.is_impatience`.
+    A second one has its usual effect; see `signals.note`.
 
     Yields:
       A list that holds the signal's number as soon as one was received.
@@ -580,11 +581,13 @@ def _signals(cancel: Any) -> Iterator[list[int]]:
 
     def handle(number: int, frame: Any) -> None:
         del frame
-        if signals.note(number, received):
-            urgent = [other for other in before if signals.is_impatience(other)]
-            usual = {other: before.pop(other) for other in urgent}
-            signals.give_back(handle, usual)
+        if not signals.note(number, received):
+            return
+        if len(received) == 1:
             cancel()
+        else:
+            signals.give_back(handle, before)
+            os.kill(os.getpid(), number)
 
     before.update(signals.take(handle))
     try:

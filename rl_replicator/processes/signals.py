@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -25,25 +26,23 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Environment variable of a process whose parent asks it to end, and kills it if it takes too long.
 SUPERVISED = "RL_REPLICATOR_SUPERVISED"
 
+# Signals that follow one another faster are one request: GNU `timeout` signals its command, and
+# then the whole group, to which the command belongs.
+_ONE_REQUEST_SECS = 0.5
+# When the last signal was noted.
+_noted_at = 0.0
+
 # The signals handled here, with their handler in this process and in forks; the newest last.
 _taken: list[tuple[int, Handler, Any]] = []
 
 
-def is_impatience(number: int) -> bool:
-    """Returns whether a repeated signal means that the process must end immediately.
-
-    SIGHUP does not, because both the kernel and the shell send it. Nor does any signal to a
-    supervised process: a signal to all processes of a job reaches it twice, directly and through
-    its parent, and the parent kills it if it must end immediately.
-
-    Args:
-      number: the second signal.
-    """
-    return number != signal.SIGHUP and SUPERVISED not in os.environ
-
-
 def note(number: int, received: list[int]) -> bool:
-    """Adds a signal to those received, unless it only repeats the first; see `is_impatience`.
+    """Adds a signal to those received, unless it belongs to the request that was received before.
+
+    A second request means that the process must end immediately. A second SIGHUP is none, because
+    both the kernel and the shell send it. Nor is any signal to a supervised process: a signal to
+    all processes of a job reaches it twice, directly and through its parent, and the parent kills
+    it if it must end immediately.
 
     Args:
       number: the signal.
@@ -52,8 +51,12 @@ def note(number: int, received: list[int]) -> bool:
     Returns:
       Whether it was added.
     """
-    if received and not is_impatience(number):
+    global _noted_at
+    now = time.monotonic()
+    is_one = number == signal.SIGHUP or SUPERVISED in os.environ
+    if received and (is_one or now - _noted_at < _ONE_REQUEST_SECS):
         return False
+    _noted_at = now
     received.append(number)
     return True
 
