@@ -104,11 +104,11 @@ def test_a_cluster_that_is_not_there(monkeypatch):
 
 
 _ONE_AFTER_THE_OTHER = """
-import os, socket
+import os, socket, types
 import ray
 from launchpad.engines.ray import cluster
 from ray import _raylet
-from ray._private import services
+from ray._private import services, worker
 
 def settings():
     token = _raylet.AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
@@ -141,6 +141,7 @@ with socket.create_server((cluster.LOOPBACK, 0)) as listener:
         assert settings() == (False, secret, False), settings()  # For connections of the user.
 # A busy machine may be too slow for Ray's 30 s: it is started once more.
 cluster._Session, ray.init, ray.shutdown = real, init, lambda: None
+worker._global_node = types.SimpleNamespace(kill_all_processes=None)
 cluster.release(cluster.acquire(None))
 print(said, len(tries))
 """
