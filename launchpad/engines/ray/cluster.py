@@ -299,6 +299,7 @@ class _Session:
 
     def _run(self) -> None:
         import ray
+        from ray._private import worker
 
         # A signal to the whole job is for the launcher. The daemons inherit this from the thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
@@ -313,7 +314,7 @@ class _Session:
             self._has_started.set()
         self._should_end.wait()
         threading.Event().wait(_LAST_LINES_SECS)
-        node: Any = ray._private.worker._global_node
+        node: Any = worker._global_node
         node.kill_all_processes = functools.partial(_kill_all, node.kill_all_processes, node)
         ray.shutdown()
 
