@@ -49,7 +49,6 @@ class Supervisor:
     Attributes:
       done: Set when every node is gone.
       failure: The root failure once `done` is set, or None.
-      signal_number: Signal that ended the program, or None.
       was_killed: True if the nodes were killed on request.
       launcher: Runtime of the launching process, which is notified of the stop, too.
       restarts: The restarts of nodes, in order; append-only.
@@ -75,8 +74,7 @@ class Supervisor:
         """
         self.done = threading.Event()
         self.failure: errors.NodeFailedError | None = None
-        self.signal_number: int | None = None
-        self._received: list[int] = []
+        self._signals: list[int] = []
         self.was_killed = False
         self._members = list(members)
         self._make_worker = make_worker
@@ -143,6 +141,11 @@ class Supervisor:
         """Returns the process id of every live node that is a process, by name."""
         pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
         return {name: pid for name, pid in pids.items() if pid is not None}
+
+    @property
+    def signal_number(self) -> int | None:
+        """Signal that ended the program, or None."""
+        return self._signals[0] if self._signals else None
 
     @property
     def has_failed(self) -> bool:
@@ -401,14 +404,13 @@ class Supervisor:
                 self._restart_group(member)
 
     def _on_signal(self, number: int) -> None:
-        name = signal.Signals(number).name
-        if not signals.note(number, self._received):
+        if not signals.note(number, self._signals):
             return
-        if self.signal_number is not None:
+        name = signal.Signals(number).name
+        if len(self._signals) > 1:
             logger.warning("%s again: killing all nodes", name)
             self._on_kill()
             return
-        self.signal_number = number
         again = " (Ctrl-C again kills at once)" if number == signal.SIGINT else ""
         logger.warning("%s: stopping%s", name, again)
         self._begin_stop()

@@ -141,7 +141,7 @@ with socket.create_server((cluster.LOOPBACK, 0)) as listener:
         assert settings() == (False, secret, False), settings()  # For connections of the user.
 # A busy machine may be too slow for Ray's 30 s: it is started once more.
 cluster._Session, ray.init, ray.shutdown = real, init, lambda: None
-worker._global_node = types.SimpleNamespace(kill_all_processes=None)
+worker._global_node = types.SimpleNamespace()
 cluster.release(cluster.acquire(None))
 print(said, len(tries))
 """

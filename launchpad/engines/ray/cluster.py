@@ -315,11 +315,11 @@ class _Session:
         self._should_end.wait()
         threading.Event().wait(_LAST_LINES_SECS)
         node: Any = worker._global_node
-        node.kill_all_processes = functools.partial(_kill_all, node.kill_all_processes, node)
+        node.kill_all_processes = functools.partial(_kill_all, node)
         ray.shutdown()
 
 
-def _kill_all(reap: Callable[..., None], node: Any, **_: object) -> None:
+def _kill_all(node: Any, **_: object) -> None:
     """Kills the daemons of a local Ray, and what they have started.
 
     Ray would wait for each daemon for a second, because they do not hear SIGTERM.
@@ -332,7 +332,7 @@ def _kill_all(reap: Callable[..., None], node: Any, **_: object) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    reap(check_alive=False)
+    type(node).kill_all_processes(node, check_alive=False)  # Waits for their ends.
 
 
 def own_modules() -> list[str]:

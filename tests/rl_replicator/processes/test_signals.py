@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+import types
 
 import pytest
 
@@ -71,14 +71,14 @@ def test_a_handler_is_taken_once(handlers):
 def test_not_every_second_signal_is_impatience(monkeypatch, is_supervised, sent, received):
     if is_supervised:
         monkeypatch.setenv(signals.SUPERVISED, "1")
-    noted = []
-    for number in sent:
-        if number is None:
-            time.sleep(0.6)
-        else:
-            count = len(noted)
-            assert signals.note(number, noted) == (len(noted) > count)
-    assert noted == received
+    noted, seconds = [], [1000.0]
+    monkeypatch.setattr(signals, "time", types.SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    def arrives(number):
+        seconds[0] += 0.1 if number else 0.6
+        return number and signals.note(number, noted)
+
+    assert [number for number in sent if arrives(number)] == received == noted
 
 
 def run(code):
